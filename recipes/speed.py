@@ -264,15 +264,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--models", default=",".join(SIZES), metavar="A,B")
-    parser.add_argument("--rows", default="1,8,64", metavar="N,N", help="batch sizes")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--temperature", type=float, default=0.05)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="cpu", help="device (cpu)")
+    parser.add_argument("--dtype", default="float32", help="dtype (float32)")
+    parser.add_argument("--compile", action="store_true", help="compile models with torch.compile")
+    parser.add_argument(
+        "--models", default=",".join(SIZES), metavar="A,B", help="sizes of models (all)"
+    )
+    parser.add_argument(
+        "--rows", default="1,8,64", metavar="N,N", help="batch sizes, separated by commas"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (3)")
+    parser.add_argument("--temperature", type=float, default=0.05, help="temperature (0.05)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--quick", action="store_true", help="measure a tiny model once")
     args = parser.parse_args(argv)
     sizes = TINY if args.quick else {n: SIZES[n] for n in args.models.split(",") if n in SIZES}
     if unknown := [n for n in args.models.split(",") if n not in SIZES]:

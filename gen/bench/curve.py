@@ -182,7 +182,8 @@ def beside(rows: Rows) -> str:
     """Describe the rows that no panel shows."""
     rest = [r for r in rows if not r.get("param")] if any(r.get("param") for r in rows) else []
     return (
-        f"<p>Beside them:</p><ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>"
+        "<p>Not shown in the panels:</p>"
+        f"<ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>"
         if rest
         else ""
     )

@@ -65,7 +65,7 @@ def examine() -> dict[str, Any]:
     report["zoo"] = _zoo(problems, notes)
     report["writable"] = _writable(Path())
     if not report["writable"]:
-        notes.append(f"{Path().absolute()} cannot be written; give --out a folder that can")
+        notes.append(f"{Path().absolute()} is not writable; pass --out with a writable folder")
     return {**report, "problems": problems, "notes": notes, "usable": not problems}
 
 
@@ -99,11 +99,11 @@ def _torchaudio(notes: list[str]) -> str:
     state = try_import("torchaudio")
     if state == "works":
         return state
-    needs = "sounds in another rate than the model's are refused"
+    needs = "audio at a sampling rate other than the model's is refused"
     if state == "absent":
         notes.append(f'torchaudio is absent; {needs}: pip install "gen-toolkit[audio]"')
     elif _runs("from gen.media.resample import functional; functional()"):
-        notes.append(f"torchaudio is {state}; gen uses its Python part, which resamples")
+        notes.append(f"torchaudio is {state}; gen resamples with its Python part")
     else:
         notes.append(f"torchaudio is {state}; {needs}")
     return state
@@ -169,7 +169,7 @@ def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
                 }
             )
     if not table:
-        notes.append("no models come with this copy of gen; name one of your own with --model")
+        notes.append("this copy of gen contains no models; pass --model with your own")
     return table
 
 
@@ -183,7 +183,7 @@ def _writable(folder: Path) -> bool:
 
 def _text(report: dict[str, Any]) -> str:
     rows = [
-        ("what", "found"),
+        ("item", "found"),
         ("gen", str(report["gen"])),
         ("python", f"{report['python']} on {report['platform']}"),
     ]
@@ -202,7 +202,7 @@ def _text(report: dict[str, Any]) -> str:
         (f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...")
         for m in report["zoo"]
     ]
-    rows.append(("write here", "yes" if report["writable"] else "no"))
+    rows.append(("working directory writable", "yes" if report["writable"] else "no"))
     lines = [
         columns(rows),
         *(f"note: {n}" for n in report["notes"]),

@@ -100,7 +100,7 @@ def make_job(
     name: str | None = None,
     allow_env: Collection[str] = (),
 ) -> Job:
-    """Make the job of a tree with the layout of a file.
+    """Build a job from a tree with the keys of a job file.
 
     Args:
         tree: the keys of a job file.

@@ -30,7 +30,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 class GenError(ValueError):
-    """Bad input or a failed run, with a message made for people.
+    """Invalid input or a failed run, with a message for the user.
 
     The command line prints the message and exits with 2.
     """

@@ -55,7 +55,7 @@ class SamplingParams:
         top_k: number of most probable tokens that stay; 0 keeps all.
         top_p: mass of the most probable tokens that stay; 1 keeps all.
         min_p: least probability that stays, relative to the largest; 0 keeps all.
-        guidance_scale: weight s of classifier-free guidance; 1 is no guidance.
+        guidance_scale: weight s of classifier-free guidance; 1 turns guidance off.
 
     Raises:
         GenError: a value is out of range.

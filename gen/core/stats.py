@@ -16,11 +16,11 @@ class Stats:
     Attributes:
         nfe: forward passes of the model; both branches of guidance count as one.
         tokens: tokens produced, up to and including the eos token where a row has one.
-        tokens_computed: positions of the row's own that went through the model, prompt included.
+        tokens_computed: the row's own positions that went through the model, prompt included.
         positions_computed: all positions that the model was asked for in this row, with the padding
             of shorter prompts and of windows that are shorter than another row's.
         mean_acceptance_length: tokens per forward pass, bonus tokens included.
-        draft_acceptance_rate: accepted / drafted tokens; None where nothing is drafted.
+        draft_acceptance_rate: accepted / drafted tokens; None without drafts.
         acceptance_histogram: entry k is the number of forward passes after which k drafts were
             accepted; empty where nothing is drafted.
         draft_nfe: forward passes of the draft model, if there is one.

@@ -93,10 +93,7 @@ def transformers_generate(
             CausalLM(model).vocab_size,
             model_kwargs,
         )
-        sampler, sampling = resolve_sampler(sampler, request.sampling)
-        if sampler.deterministic and not generation_config.do_sample:
-            # its scores are those of the model, as in ``generate(num_beams=...)``
-            sampling = replace(sampling, temperature=1.0)
+        sampler, sampling = _resolved(sampler, request, generation_config.do_sample)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
         target, put = _target(model, request, sampling), None
         draft = None if draft_model is None else _target(draft_model, request, sampling)
@@ -107,6 +104,15 @@ def transformers_generate(
     if streamer is not None:
         streamer.end()
     return _result(input_ids, out, request.ends, generation_config)
+
+
+def _resolved(spec: Any, request: Request, draws: bool) -> tuple[Sampler, SamplingParams]:
+    """Make the sampler and its sampling parameters; arguments as in ``resolve_sampler``."""
+    sampler, sampling = resolve_sampler(spec, request.sampling)
+    if sampler.deterministic and not draws:
+        # it reads the distribution of the model, as ``generate(num_beams=...)`` does
+        sampling = replace(sampling, temperature=1.0)
+    return sampler, sampling
 
 
 @contextmanager

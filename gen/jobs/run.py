@@ -52,12 +52,12 @@ def run_job(
     load: Callable[..., Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Make everything of a job that is not there yet; returns the summary (see `summarise`).
+    """Generate all missing items of a job and return the summary (see `summarise`).
 
-    ``stop``: asked between microbatches; once it is true, what is at work is finished and kept, and
+    ``stop``: asked between microbatches; once it is true, current microbatches are finished, and
     the summary says ``stopped``. Raises ``GenError`` before anything is written if a prompt or
-    value is wrong or the folder holds something else, and later if it cannot be written. Items that
-    fail become rows with ``status`` ``failed``; the others go on.
+    value is invalid or the folder holds another job, and later if it cannot be written. Items that
+    fail become rows with ``status`` ``failed``; the others continue.
     """
     progress = progress or Silent()
     folder, here = Path(job.out), process_rank()

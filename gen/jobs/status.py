@@ -151,7 +151,7 @@ def _now(report: dict[str, Any]) -> str:
             mean,
             "" if left is None else f"{duration(left)} left",
         ]
-        return "at work: " + ", ".join(w for w in words if w)
+        return "running: " + ", ".join(w for w in words if w)
     state = (
         f"no run is active; gen run with the same job resumes, or gen work {report['folder']}"
         if report["pending"]

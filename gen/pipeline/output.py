@@ -64,13 +64,13 @@ class PipelineOutput:
         model_options: options of the model.
         served: the modality as the model serves it.
         frontend: frontend that decoded the tokens.
-        interrupted: a callback has ended the call. The media then show what was known; positions
-            that were not hold any allowed token. Statistics of the last batch count its forward
-            passes and known tokens alone, and items of later batches are absent.
+        interrupted: whether a callback ended the call. The media then show the known tokens, and
+            positions without one hold any allowed token. Statistics of the last batch count its
+            forward passes and known tokens only, and items of later batches are absent.
 
-    An output is a list of its media: ``len(out)``, ``out[0]``, ``for image in out``; a slice of it
-    is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``, ``out.motions`` and
-    ``out.actions`` are the media under the name of their kind.
+    An output behaves like a list of its media: ``len(out)``, ``out[0]``, ``for image in out``; a
+    slice of it is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``,
+    ``out.motions`` and ``out.actions`` are the media under the name of their kind.
     """
 
     media: list[Any]

@@ -216,11 +216,11 @@ class Pipeline(PromptedModels):
         partial_images: int = 3,
         **options: Unpack[CallOptions],
     ) -> Iterator[Chunk]:
-        """Yield parts of media while they are being made: frames, sounds, characters, previews.
+        """Yield parts of media while they are generated: frames, sounds, characters, previews.
 
-        All items are made in one batch, so their parts come interleaved. The parts of one item, put
-        together, are what a call gives for it; of an image, the last one is. See ``__call__`` for
-        the other arguments, which are checked before the first part is asked for.
+        All items form one batch, so their parts are interleaved. The concatenated parts of an item
+        equal the result of a call; for an image, the last part does. See ``__call__`` for the other
+        arguments, which are checked before the first part is requested.
 
         Args:
             prompts: one prompt or several.
@@ -248,7 +248,7 @@ class Pipeline(PromptedModels):
     def plan(self, prompts: Prompts, num_samples: int = 1, seed: int = 0) -> list[ItemPlan]:
         """Return the items of a call, prompt-major.
 
-        Every prompt is parsed before anything is made. A prompt that comes again goes on with fresh
+        Every prompt is parsed before anything is generated. A repeated prompt continues with fresh
         seeds.
 
         Args:

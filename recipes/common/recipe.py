@@ -53,14 +53,16 @@ class Recipe(ABC):
             description=cls.doc, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         names = list(cls(Path(), Path()).stages())
-        parser.add_argument("stage", choices=[*names, "all"])
+        parser.add_argument("stage", choices=[*names, "all"], help="stage to run, or all in order")
         parser.add_argument(
             "--work", type=Path, required=True, help="folder for checkpoints and data"
         )
         parser.add_argument(
             "--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)"
         )
-        parser.add_argument("--quick", action="store_true", help="a smoke run of the same path")
+        parser.add_argument(
+            "--quick", action="store_true", help="run all stages briefly, as a smoke test"
+        )
         args = parser.parse_args(argv)
         torch.set_num_threads(1)
         args.work.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,8 @@ whatever the verifier, so x_j ~ q_j stays true.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,9 @@ from gen.samplers.verifiers.base import (
     resample_rejected,
 )
 
+if TYPE_CHECKING:
+    from gen.samplers.causal.jacobi import SpeculativeJacobi
+
 
 class Coupling:
     """Jacobi step: it verifies the previous iterate and draws the next one.
@@ -58,6 +63,9 @@ class Coupling:
     guarantee = "same_distribution"
     compares = True
     keeps_noise = False
+
+    def configure(self, sampler: SpeculativeJacobi) -> None:
+        """Read the sampler's parameters that the coupling has a use for."""
 
     def step(
         self,
@@ -119,10 +127,20 @@ class _Verified(Coupling):
 
 @register("coupling", "fresh")
 class Fresh(_Verified):
-    """Coupling that draws everything past the first rejection anew."""
+    """Coupling that draws everything past the first rejection anew; but for confident drafts, where
+    the sampler has a ``keep_threshold`` below 1."""
+
+    keep_threshold = 1.0
+
+    def configure(self, sampler: SpeculativeJacobi) -> None:
+        self.keep_threshold = sampler.keep_threshold
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
-        return step.categorical(next_logprobs, "redraft", past)
+        if self.keep_threshold >= 1:
+            return step.categorical(next_logprobs, "redraft", past)
+        is_confident = TOKEN.chance(proposal, next_logprobs) > self.keep_threshold
+        new = step.categorical(next_logprobs, "redraft", past & ~is_confident)
+        return torch.where(is_confident, proposal.tokens, new)
 
 
 @register("coupling", "maximal")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
+from gen.core.method import Limit
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset, Sampler
 from gen.core.token_space import TokenSpace
@@ -46,6 +47,8 @@ class JacobiDrafter(Windowed):
     tokens = RowState()  # [b, n]
     logq: RowState = RowState()  # their distributions [b, n, V]
     kind = RowState()  # and which kind those are, [b, n]
+    before = RowState()  # with a ``trend``: what the target said there last, [b, n, V]
+    num_before = RowState(start=0)  # how many of them there are, int64 [b]
 
     def __init__(
         self,
@@ -54,10 +57,11 @@ class JacobiDrafter(Windowed):
         init: Initialiser,
         space: TokenSpace,
         legal: Tensor,
+        trend: float = 0.0,
     ):
         super().__init__(window)
         self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
-        self.targets = init.targets
+        self.targets, self.trend = init.targets, trend
         self._nothing_legal = legal[None, :0]  # bool [1, 0, V]
 
     @property
@@ -146,7 +150,9 @@ class JacobiDrafter(Windowed):
         compares = self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
-        next_logprobs = without_eos(logp, self.space.eos_token_id)
+        next_logprobs = said = without_eos(logp, self.space.eos_token_id)
+        if self.trend:
+            next_logprobs = self._extrapolated(said)
         verdict = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
         accepted, ids = verdict.num_accepted, verdict.tokens
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
@@ -156,6 +162,8 @@ class JacobiDrafter(Windowed):
             width - 1
         )
         self.tokens = ids.gather(1, inside)
+        if self.trend:
+            self.before = said.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
         if compares or self.init.redrafts:
             # one distribution less while the next one is made
             self.logq = None
@@ -164,9 +172,24 @@ class JacobiDrafter(Windowed):
             self.kind = torch.full_like(self.tokens, ROW)
         return verdict
 
+    def _extrapolated(self, logp: Tensor) -> Tensor:
+        """Raise what rose since the target was last asked: log norm(p (p / before) ** trend), and p
+        where it was not asked. Tokens without mass before or now keep what they have."""
+        before = self.before
+        if before is None:
+            return logp
+        before = _resize(before, logp.shape[1])
+        rise = torch.where(logp.isfinite() & before.isfinite(), logp - before, 0.0)
+        column = torch.arange(logp.shape[1], device=logp.device)
+        is_known = column < to_device(self.num_before, logp.device)[:, None]
+        moved = (logp + self.trend * rise).log_softmax(-1)
+        return torch.where(is_known[..., None], moved, logp)
+
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         super().observe(step, num_accepted, num_drafted)
         self.carried = np.maximum(step.widths - num_accepted - 1, 0)
+        if self.trend:
+            self.num_before = self.carried
 
 
 def _resize(x: Tensor, length: int) -> Tensor:
@@ -179,6 +202,10 @@ def _resize(x: Tensor, length: int) -> Tensor:
     return out
 
 
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
 @register("sampler", "speculative_jacobi")
 @dataclass(frozen=True)
 class SpeculativeJacobi(Sampler):
@@ -188,10 +215,18 @@ class SpeculativeJacobi(Sampler):
     least (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``:
     uniform, random, repeat, repeat_above, model, table or model_table.
 
-    Of an ``init`` with a draft model: ``draft_model``, a model's name; None for the modality's own.
+    Of model and model_table: ``draft_model``, a model's name; None for the modality's own.
     ``draft_rounds``: its forward passes per round at most; None for as many as change a draft.
-    ``redraft``: it corrects the drafts that are carried on as well; None where the coupling keeps
-    the noise of positions (gumbel, gumbel_shared), the others cannot.
+
+    Of table and model_table: ``table``, a table's file or the name of the model that it lies
+    beside, or empty; None for the one beside the model's weights.
+
+    ``keep_threshold``, of the coupling fresh: drafts past the first rejection stay if they would be
+    accepted with a higher probability; 1 keeps none. ``trend``: power of a token's rise since the
+    target was last asked, by which the next iterate's distribution is multiplied.
+
+    Of these three: ``redraft``, whether the drafts that are carried on are corrected as well; None
+    where the coupling keeps the noise of positions (gumbel, gumbel_shared), the others cannot.
     """
 
     coupling: str = "gumbel"
@@ -200,6 +235,9 @@ class SpeculativeJacobi(Sampler):
     draft_model: str | None = None
     draft_rounds: int | None = 3
     redraft: bool | None = None
+    table: str | None = None
+    keep_threshold: float = 1.0
+    trend: float = 0.0
 
     papers = ("2410.01699", "2002.09928")
     protocol = "causal"
@@ -218,6 +256,22 @@ class SpeculativeJacobi(Sampler):
             )
         if rounds is not None and (type(rounds) is not int or rounds < 1):
             raise bad_value("sampler.draft_rounds", rounds, "an integer of at least 1, or None")
+        if not _is_number(self.keep_threshold) or not 0 <= self.keep_threshold <= 1:
+            raise bad_value(
+                "sampler.keep_threshold", self.keep_threshold, "a number between 0 and 1"
+            )
+        if self.keep_threshold < 1 and self.coupling != "fresh":
+            raise bad_value(
+                "sampler.keep_threshold",
+                self.keep_threshold,
+                f"1, because the coupling {self.coupling} has a rule of its own; fresh has none",
+            )
+        if not _is_number(self.trend) or not 0 <= self.trend < float("inf"):
+            raise bad_value("sampler.trend", self.trend, "a finite number of at least 0")
+        if self.table is not None and not isinstance(self.table, str):
+            raise bad_value(
+                "sampler.table", self.table, "a file, the name of a model, empty, or None"
+            )
         if self.redraft is not None and not isinstance(self.redraft, bool):
             raise bad_value("sampler.redraft", self.redraft, "true, false or None")
         if self.redraft and not coupling.keeps_noise:
@@ -236,6 +290,8 @@ class SpeculativeJacobi(Sampler):
 
     @property
     def guarantee(self) -> str:
+        if self.keep_threshold < 1:
+            return "approximate"
         return registry.get("coupling", self.coupling).guarantee
 
     @property
@@ -263,12 +319,15 @@ class SpeculativeJacobi(Sampler):
         """
         coupling = registry.get("coupling", self.coupling)
         init = registry.get("initialiser", self.init).make(self, target, draft)
+        coupling = coupling() if verifier is None else coupling(verifier)
+        coupling.configure(self)
         return JacobiDrafter(
             width_of(self.window, self, target) if window is None else window,
-            coupling() if verifier is None else coupling(verifier),
+            coupling,
             init,
             target.space,
             target.legal,
+            self.trend,
         )
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
@@ -311,6 +370,28 @@ for _preset in (
             " random drafts"
         ),
         paper="2510.24211",
+    ),
+    Preset(
+        "sjd_pp",
+        "speculative_jacobi",
+        {"coupling": "fresh", "keep_threshold": 0.5},
+        about=(
+            "keeps confident drafts past the first rejection; a kept draft does not come from the"
+            " distribution it is judged by, so the rule is not exact (scd_mc keeps drafts exactly)"
+        ),
+        paper="2512.07503",
+        limit=Limit("plain autoregression", {"keep_threshold": 1.0}),
+    ),
+    Preset(
+        "sjd_vp",
+        "speculative_jacobi",
+        {"coupling": "gumbel_shared", "trend": 0.1},
+        about=(
+            "favours tokens whose probability rises from pass to pass, after the paper's abstract:"
+            " in the next iterate and its distribution alone, so the rule is exact"
+        ),
+        paper="2603.27115",
+        limit=Limit("plain autoregression", {"trend": 0.0}),
     ),
 ):
     register("preset", _preset.name)(_preset)

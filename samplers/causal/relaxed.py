@@ -67,7 +67,7 @@ class RelaxedAcceptance(ModelDrafted):
             known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
         self._rule()
-        registry.get("drafter", self.drafter, "sampler.drafter")
+        registry.get("drafter", self.drafter, "sampler.drafter").check(self)
         self.jacobi()
         if self.coupling == "gumbel":
             raise bad_value(

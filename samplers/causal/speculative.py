@@ -112,6 +112,7 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
             raise bad_value(
                 "sampler.nodes", AUTO, f"a number, because sampler.shape is not {budgets}"
             )
+        source.check(self)
         self._draws()
         policy = registry.get("length_policy", self.policy)
         if policy.needs_same_tokens and verifier.guarantee != "same_tokens":

@@ -4,7 +4,7 @@ Every row holds a hypothesis: a text that may come out. A step is one forward pa
 all items. Each gives the distribution behind its hypothesis, and the item's ``Search`` says with
 which rows and tokens the item goes on: a row may go on with several tokens (it is copied with its
 cache), with one, or be dropped. Items advance independently and know nothing of each other; an item
-that is over gives its place to a waiting item (``gen.samplers.engine.slots``). No random number is
+that is over gives its row to a waiting item (``gen.samplers.engine.slots``). No random number is
 drawn. Ties go to the lower hypothesis and then to the lower token id, so an item's tokens are the
 same in any batch.
 
@@ -360,8 +360,8 @@ def first_largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     chosen = above | (equal & (equal.cumsum(-1) <= room))
     order = torch.arange(x.shape[-1], 0, -1, device=x.device)
     index = torch.where(chosen, order, 0).topk(count, -1).indices
-    largest, place = x.gather(-1, index).sort(dim=-1, descending=True, stable=True)
-    return index.gather(-1, place), largest
+    largest, rank = x.gather(-1, index).sort(dim=-1, descending=True, stable=True)
+    return index.gather(-1, rank), largest
 
 
 def shared_beginning(texts: Sequence[Text]) -> Text:

@@ -79,9 +79,9 @@ def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(monkeypa
     "state, resamples, said",
     [
         ("works", True, None),
-        ("absent", False, "are refused: pip install"),
-        ("present but its extension cannot load (x)", True, "gen uses its Python part"),
-        ("present but its extension cannot load (x)", False, "are refused"),
+        ("absent", False, "is refused: pip install"),
+        ("present but its extension cannot load (x)", True, "gen resamples with its Python part"),
+        ("present but its extension cannot load (x)", False, "is refused"),
     ],
 )
 def test_doctor_says_what_torchaudio_can_do(monkeypatch, state, resamples, said):

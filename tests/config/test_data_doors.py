@@ -118,7 +118,10 @@ def test_a_pattern_stands_for_all_its_files_in_order(tmp_path):
     jsonl(tmp_path / "b-1.jsonl", [{"prompt": "one", "id": "y"}, {"prompt": "uno", "id": "x"}])
     rows = list(iter_rows(tmp_path / "b-*.jsonl"))
     assert [(r.line, r.prompt) for r in rows] == [(1, "one"), (2, "uno"), (3, "two"), (4, "")]
-    assert "b-2.jsonl, line 1" in rows[2].error and "b-1.jsonl, line 2 has it" in rows[2].error
+    assert (
+        "b-2.jsonl, line 1" in rows[2].error
+        and "b-1.jsonl, line 2 has the same id" in rows[2].error
+    )
     assert "b-2.jsonl, line 2: there is no prompt" in rows[3].error
     made = job(tmp_path / "b-*.jsonl")
     (tmp_path / "one.jsonl").write_text((tmp_path / "b-1.jsonl").read_text())

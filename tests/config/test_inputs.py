@@ -262,7 +262,7 @@ def test_a_wrong_row_of_a_file_is_named_with_its_line_and_the_others_go_on(tmp_p
         (3, "prompts.1 is 3"),
         ({}, "there is no prompt"),
         ({"prompt": "a", "sede": 1}, "'seed'"),
-        ({"prompt": "b", "id": "x"}, "prompts.0 has it"),
+        ({"prompt": "b", "id": "x"}, "prompts.0 has the same id"),
         ({"prompt": "a", "sampler.windw": 8}, "'window'"),
         ({"prompt": "a", "prefix": "no.png"}, "prefix is not a file"),
         ({"prompt": "a", "meta": {"x": object()}}, "no plain data"),

@@ -363,7 +363,7 @@ def test_the_command_line_says_what_a_start_lacks(tmp_path, capsys, monkeypatch)
         (["--source", "a.png"], "one of mask and span"),
         (["--span", "2:3"], "got span"),
         (["--frames", "0"], "frames is 0"),
-        (["--source", "b.png", "--span", "2:3"], "is no file"),
+        (["--source", "b.png", "--span", "2:3"], "is not a file"),
     ):
         assert main(["sample", "image", "a red circle", *words, "--out", "o"]) == 2
         assert said in capsys.readouterr().err and not Path("o").exists()

@@ -108,7 +108,7 @@ def test_a_negative_prompt_takes_the_place_of_none(image, monkeypatch):
     ):
         with pytest.raises(GenError, match=message):
             image(CIRCLE, **settings, **QUICK)
-    with pytest.raises(GenError, match="what a seed decides"):
+    with pytest.raises(GenError, match="that a seed would choose"):
         diffusers_pipeline(gen.load("action"))(
             "reach", negative_prompt="push", guidance_scale=2.0, **QUICK
         )
@@ -291,7 +291,7 @@ def test_what_is_not_supported_is_named(image):
             "num_inference_steps is 3.*masked",
         ),
         ({"num_inference_steps": 3, "sampler": {"name": "maskgit", "steps": 2}}, "one of them"),
-        ({"callback_on_step_end": changing}, "returned other 'tokens'"),
+        ({"callback_on_step_end": changing}, "returned different 'tokens'"),
         ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents'"),
         ({"guidance_scale": "high"}, "guidance_scale is 'high'"),
     ):

@@ -252,7 +252,7 @@ def test_a_folder_that_holds_something_else_is_refused(source, made, tmp_path):
     with pytest.raises(
         GenError,
         match=(
-            r'decoded from .* with \{"frontend": "its own"\}, this command decodes .*"dtype":'
+            r'decoded from .* with \{"frontend": "its own"\}; this command decodes .*"dtype":'
             r' "float64".*--force'
         ),
     ):

@@ -311,7 +311,7 @@ def test_the_command_speaks_to_people_and_programs(tmp_path, capsys):
     claim(folder, 3, worker_name())
     assert main(["status", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert f"{folder}: 40 items, 16 ok, 4 failed, 20 pending\nat work: 1 worker" in out
+    assert f"{folder}: 40 items, 16 ok, 4 failed, 20 pending\nrunning: 1 worker" in out
     assert (
         "\nmodality  items  ok  failed  pending\n" in out
         and "2 failed: ValueError: 0 (the last one 000000000000000f 'p15')" in out

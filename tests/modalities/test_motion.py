@@ -464,7 +464,7 @@ def test_edits_that_cannot_be_are_refused(pipes, clip):
         pipes["causal"](PROMPTS[0], "autoregressive", source=clip, span=":8")
     with pytest.raises(GenError, match="'motion' is edited with a span; got a mask"):
         pipes["masked"](PROMPTS[0], MASKGIT, source=clip, mask=np.zeros((4, 4), bool))
-    with pytest.raises(GenError, match="'image' is edited with a mask; a span came"):
+    with pytest.raises(GenError, match="'image' is edited with a mask; got a span"):
         gen.load("image")(
             "a red circle", "maskgit", source=np.zeros((64, 64, 3), np.uint8), span="2:3"
         )

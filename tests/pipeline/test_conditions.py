@@ -88,7 +88,7 @@ def test_a_model_of_token_ids_refuses_features():
     class Plain(ModelAdapter):
         pass
 
-    with pytest.raises(GenError, match="takes token ids alone"):
+    with pytest.raises(GenError, match="takes only token ids"):
         PromptBatch.of([Prompt([CONDITION], (1,), Brightness())], (), Plain().condition_token)
     batch = PromptBatch.of([[1, 2], [3]], [9], Plain().condition_token)  # control
     assert batch.tokens.tolist() == [[1, 2, 9], [3, 9, 9]] and batch.lengths.tolist() == [3, 2]
@@ -100,9 +100,9 @@ def test_a_string_is_the_text_of_a_condition_and_other_parts_are_refused_by_name
     assert str(modality.parse(Condition(text="a red circle"))) == str(
         modality.condition("a red circle")
     )
-    with pytest.raises(GenError, match="'image' takes text as its condition; images came"):
+    with pytest.raises(GenError, match="'image' takes text as its condition; got images"):
         modality.parse(Condition(images=("a.png",)))
-    with pytest.raises(GenError, match="nothing came"):
+    with pytest.raises(GenError, match="got nothing"):
         modality.parse(Condition())
     with pytest.raises(GenError, match="expected a string"):
         Condition.of(7)

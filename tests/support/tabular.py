@@ -143,6 +143,13 @@ class TabularCausal(_Model):
         states = states.gather(2, positions[..., None])[..., 0]
         return _logits(states, self.vocab_size, self.low, self.spread)
 
+    num_layers = 3
+
+    def with_layers(self, layers) -> TabularCausal:
+        """Another model for every plan."""
+        seed = self.seed + 100 + sum(2**n for n in layers)
+        return TabularCausal(self.vocab_size, seed, self.low, self.spread)
+
     def after(self, sequence: list[int]) -> Tensor:
         """The logits [V] after a sequence, without any cache."""
         return _logits(

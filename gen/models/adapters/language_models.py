@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.protocols import CountsKnown
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
@@ -197,6 +198,19 @@ class CausalLM(LanguageModel):
             past_key_values=cache,
             use_cache=True,
         ).logits
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return self.config.num_hidden_layers
+
+    def with_layers(self, layers: Sequence[int]) -> Self:
+        """See ``LayeredModel``."""
+        other = copy.copy(self)
+        other.model = keep_layers(self.model, layers, self.num_layers)
+        # a compiled forward is the whole network's
+        other._lean, other._compiled = LeanLlama.of(other.model), None
+        return other
 
     def check_layers(self, layers: Sequence[str]) -> None:
         """See ``HiddenStateModel``."""

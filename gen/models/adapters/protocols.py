@@ -26,12 +26,13 @@ class ModelCache:
 class CausalModel(Protocol):
     """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
     positions after them. One whose ``keeps`` is true takes ``keep=n`` as well: logits of the last n
-    tokens alone."""
+    tokens alone. One whose ``superposes`` is true is a ``SuperposedModel`` as well."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
     keeps: bool
+    superposes: bool
 
     def new_cache(self, slots: int) -> Any:
         """An empty cache, see ``ModelCache``."""
@@ -58,7 +59,7 @@ class TreeModel(Protocol):
 
 
 class SuperposedModel(Protocol):
-    """Causal model whose adapter says ``superposes``: it takes mixtures of tokens as inputs."""
+    """Causal model that takes mixtures of tokens as inputs."""
 
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: Any
@@ -86,6 +87,20 @@ class HiddenStateModel(Protocol):
         self, tokens: Tensor, positions: Tensor, cache: Any, layers: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run ``CausalModel.forward``; return logits and the output [B, L, D] of each layer."""
+        ...
+
+
+@runtime_checkable
+class LayeredModel(Protocol):
+    """Causal model some of whose layers can be left out."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        ...
+
+    def with_layers(self, layers: Sequence[int]) -> CausalModel:
+        """Return the same model with some of its layers, by their numbers from 0, upwards."""
         ...
 
 

@@ -3,14 +3,13 @@ of everything that is committed."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.protocols import (
     CausalModel,
     HiddenStateModel,
@@ -89,6 +88,13 @@ class CausalTarget(Target):
         if self.history is not None:
             self.history = self.history[rows]
 
+    def with_model(self, model: CausalModel) -> Self:
+        """Make a fresh target of the same items and sampling parameters with another model."""
+        fresh = type(self)(model, *self._init_args(self.sampling)[1:])
+        fresh.name = self.name
+        fresh.at_most(self.rows)
+        return fresh
+
     def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
         """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
 
@@ -116,7 +122,7 @@ class CausalTarget(Target):
         Raises:
             GenError: the model takes token ids alone, or a constraint reads the tokens before.
         """
-        if not (isinstance(self.model, ModelAdapter) and self.model.superposes):
+        if not self.model.superposes:
             raise GenError(
                 f"{method} needs a model that takes weighted sums of embeddings, and"
                 f" {type(self.model).__name__} takes token ids alone; expected a causal language"

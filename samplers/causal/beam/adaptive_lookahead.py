@@ -152,7 +152,7 @@ class Lookahead(Search):
 @register("sampler", "adaptive_lookahead")
 @dataclass(frozen=True)
 class AdaptiveLookahead(DeterministicSampler):
-    """Takes the most likely token, and looks ahead where the distribution is undecided.
+    """Take the most likely token, and look ahead where the distribution is undecided.
 
     ``entropy_threshold``: entropy in nats from which candidates are tried out. ``candidates``: most
     likely tokens that are. ``lookahead_length``: tokens behind each of them.

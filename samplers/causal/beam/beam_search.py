@@ -114,7 +114,7 @@ class Beams(Search):
 @register("sampler", "beam_search")
 @dataclass(frozen=True)
 class BeamSearch(DeterministicSampler):
-    """Continues the most likely beginnings of a text side by side.
+    """Continue the most likely beginnings of a text side by side.
 
     ``num_beams``: hypotheses of an item, rows of the batch each. ``length_penalty``: exponent of
     the length that scores of finished texts are divided by. ``early_stopping``: true, false or

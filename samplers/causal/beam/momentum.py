@@ -114,7 +114,7 @@ def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int
 @register("sampler", "momentum_decoding")
 @dataclass(frozen=True)
 class Momentum(DeterministicSampler):
-    """Takes the most likely token unless it repeats the text.
+    """Take the most likely token unless it repeats the text.
 
     ``resistance``: probability that a candidate loses per token of the repetition it would make.
     ``candidates``: most likely tokens that compete.

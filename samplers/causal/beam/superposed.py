@@ -136,7 +136,7 @@ def ngram_probabilities(text: list[int], ids: list[int]) -> list[float]:
 @register("sampler", "superposed_decoding")
 @dataclass(frozen=True)
 class Superposed(DeterministicSampler):
-    """Feeds a mixture of the drafts' last tokens, and extends all drafts by one distribution.
+    """Feed a mixture of the drafts' last tokens, and extend all drafts by one distribution.
 
     ``num_drafts``: drafts of an item. ``token_candidates``: most likely tokens that extend them.
     ``ngram_weight``, ``miss_penalty``: share of the n-grams of prompt and draft, and what a draft

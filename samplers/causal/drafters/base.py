@@ -106,6 +106,10 @@ class DraftSource:
         return bool(cls.width) and getattr(sampler, cls.width) == AUTO
 
     @classmethod
+    def check(cls, sampler: Any) -> None:
+        """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
+
+    @classmethod
     def nodes(cls, sampler: Any, target: Any, draft: Any) -> Nodes:
         """Makes the distributions of the drafts.
 

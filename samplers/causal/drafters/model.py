@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -413,9 +413,16 @@ class ModelDrafts(DraftSource):
     width = "num_speculative_tokens"
 
     @classmethod
+    def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
+        """Return the target of the model that drafts; arguments as in ``make``."""
+        return draft
+
+    @classmethod
     def nodes(cls, sampler, target, draft):
+        draft = cls.draft_of(sampler, target, draft)
         return ModelNodes(sampler.draft_target(target, draft))
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
+        draft = cls.draft_of(sampler, target, draft)
         return sampler.model_drafter(target, draft, IdChain(verifier, target.legal))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from torch import Tensor
 
+from gen.core.sampler import Sampler
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.rows import RowOwner
 
 if TYPE_CHECKING:
     from gen.models.targets.causal import CausalTarget
-    from gen.samplers.causal.jacobi import SpeculativeJacobi
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Initialiser(RowOwner):
 
     @classmethod
     def make(
-        cls, sampler: SpeculativeJacobi, target: CausalTarget, draft: CausalTarget | None
+        cls, sampler: Sampler, target: CausalTarget, draft: CausalTarget | None
     ) -> Initialiser:
         """Make the initialiser of one call.
 

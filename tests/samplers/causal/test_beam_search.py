@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from constrained import exact_length, obeys, with_end
+from families import WRITERS
 from searches import decode
 from small_llama import small_llama
 from tabular import EMPTY, PROMPTS, TabularCausal, causal_target, space_of
@@ -23,6 +24,8 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
+from gen.pipeline.pipeline import Pipeline
+from gen.samplers.causal.beam.beam_search import Beams
 from gen.samplers.causal.beam.pool import Pool
 from gen.samplers.engine.hypotheses import first_largest
 from gen.samplers.engine.rows import RowSelection
@@ -297,3 +300,48 @@ def test_control_a_pool_without_a_length_penalty_is_found(monkeypatch):
 
     monkeypatch.setattr(Pool, "_finish", without)
     assert not decode(spec, space).tokens.equal(right)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "csm",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("chameleon", "janus", "llamagen")),
+        "musicgen",
+    ],
+)
+def test_scores_are_those_of_the_finished_text_on_every_kind_of_cache(
+    family, tmp_path, monkeypatch
+):
+    """Hypotheses change rows in every step; the score of the text is computed again in one row."""
+    scores, result, make = {}, Beams.result, Pipeline.target
+
+    def noted(self):
+        text = result(self)
+        scores[text] = self._finished()[0].score
+        return text
+
+    targets = []
+
+    def target(self, *args, **more):
+        targets.append(make(self, *args, **more))
+        return targets[0]
+
+    monkeypatch.setattr(Beams, "result", noted)
+    monkeypatch.setattr(Pipeline, "target", target)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        case = WRITERS[family](tmp_path)
+    pipe = gen.load(case.modality, model=case.path, dtype="float64", **case.options)
+    spec = {"name": "beam", "num_beams": 3, "length_penalty": 0.0}
+    out = pipe(list(case.prompts)[:2], sampler=spec, seed=1)
+    fresh = targets[0].with_params(targets[0].sampling)
+    tokens = out.tokens[:, -fresh.length :]
+    before, total = torch.zeros_like(tokens[:, :1]), torch.zeros_like(tokens[:, 0]).double()
+    made = torch.tensor([s.tokens for s in out.stats])
+    for n in range(fresh.length):
+        logprobs = fresh.predict(before, torch.full_like(before, n)).logprobs[:, 0]
+        before = tokens[:, n : n + 1]
+        total += torch.where(n < made, logprobs.gather(1, before)[:, 0], 0)
+    for row, count, score in zip(tokens.tolist(), made.tolist(), total.tolist(), strict=True):
+        assert scores[tuple(row[:count])] == pytest.approx(score, abs=1e-5)

@@ -12,7 +12,9 @@ from small_llama import small_llama
 from tabular import PROMPTS, TabularCausal, causal_target, space_of
 from torch import Tensor
 
+import gen
 from gen.core.errors import GenError
+from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
@@ -277,3 +279,36 @@ def test_models_without_embeddings_and_constraints_are_refused():
     target = causal_target(TabularCausal(space.vocab_size), space, SamplingParams(), [0])
     with pytest.raises(GenError, match="came with a constraint"):
         sampler(target, CounterRNG([0]))
+
+
+@pytest.mark.parametrize("name", ["beam", "diverse_beam", "momentum", "adadec", "superposed"])
+def test_generate_takes_the_rules_and_their_limits_are_its_greedy_tokens(name):
+    model = small_llama(12)
+    model.generation_config.eos_token_id = 3
+    ids = torch.tensor([[1, 2, 7], [4, 5, 6]])
+    more = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 11}
+    limit = dict(registry.get("preset", name).limit.params)
+    if name == "diverse_beam":  # its limit is beam search
+        limit["num_beams"] = 1
+    found, at_limit = (
+        model.generate(
+            ids, custom_generate=gen.transformers_generate, sampler={"name": name, **spec}, **more
+        )
+        for spec in ({}, limit)
+    )
+    assert at_limit.equal(model.generate(ids, **more)) and found.shape[0] == 2
+
+
+def adapters(cls=CausalLM):
+    """All adapters of causal language models."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from adapters(derived)
+
+
+def test_an_adapter_with_a_forward_of_its_own_has_a_mixture_of_its_own_or_none():
+    registry.table("checkpoint")  # imports them
+    own = [c for c in adapters() if c.__module__.startswith("gen.") and "forward" in vars(c)]
+    assert len(own) >= 5
+    for cls in own:
+        assert "forward_superposed" in vars(cls) or not cls.superposes, cls.__name__

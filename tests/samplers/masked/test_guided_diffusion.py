@@ -253,7 +253,7 @@ def test_a_judge_of_other_tokens_is_refused():
     def target():
         return masked_target(MODEL, SPACE, SamplingParams(), [0])
 
-    with pytest.raises(GenError, match="judges with a causal model and got none"):
+    with pytest.raises(GenError, match="needs a causal model to verify tokens"):
         guided()(target(), CounterRNG([1]))
     for space, said in (
         (

@@ -1,0 +1,51 @@
+"""Networks with some of their layers: shallow copies that share all parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from torch import nn
+
+from gen.core.errors import GenError
+
+
+def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Module:
+    """Make a network of some of a network's decoder layers.
+
+    Embeddings, norms and head are those of the network. The layers keep their own numbers, by which
+    they find their keys and values in a cache.
+
+    Args:
+        model: causal network of transformers.
+        layers: numbers of the layers to keep, upwards.
+        count: decoder layers that the network has.
+
+    Raises:
+        GenError: the network has no list of that many decoder layers.
+    """
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == count
+        and any("layer_idx" in vars(part) for part in module[0].modules())
+    ]
+    if len(found) != 1:
+        raise GenError(
+            f"{type(model).__name__} has {len(found)} lists of {count} decoder layers; expected"
+            " one, of which some can be skipped"
+        )
+    kept = nn.ModuleList(model.get_submodule(found[0])[n] for n in layers)
+    return _replaced(model, found[0].split("."), kept)
+
+
+def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
+    """Copy a module without its parameters, with another module at a path."""
+    name, *rest = path
+    other = copy.copy(module)
+    modules = dict(module._modules)  # a copy of a module shares the dictionary of its parts
+    before = modules[name]
+    modules[name] = _replaced(before, rest, new) if rest and before is not None else new
+    vars(other)["_modules"] = modules
+    return other

@@ -1,0 +1,142 @@
+"""Drafts of the target itself with some of its layers left out.
+
+    layer_skip   any plan of layers, ``kept_layers``: a share of them, spread evenly from the first
+                 to the last, or their numbers. Liu et al., "Accelerating Inference in Large
+                 Language Models with a Unified Layer Skipping Strategy" (arXiv 2404.06954), whose
+                 plan is the same for every input. There the skipping model decodes by itself
+    early_exit   the first ``exit_layer`` layers and the head. Liu et al., "Kangaroo" (arXiv
+                 2404.18911), without the adapter that it trains between the two
+
+No weights are copied or loaded, and the draft has keys and values of its own: those of a skipping
+pass are not those of a whole one.
+
+Guarantee: that of the verifier, whatever the plan.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from gen.core.errors import GenError, bad_value
+from gen.core.method import method
+from gen.core.params import Params, integer, text
+from gen.core.registry import register
+from gen.models.adapters.protocols import LayeredModel
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import part_params
+from gen.samplers.causal.drafters.model import ModelDrafts
+
+EXPECTED = "a share of the layers such as '1/2', or layers such as '0,2-3,7'"
+
+
+@dataclass(frozen=True)
+class LayerSkipParams(Params):
+    """Parameters of the drafter.
+
+    Attributes:
+        kept_layers: share of the layers, or the numbers of the layers that are kept.
+    """
+
+    kept_layers: str = text("1/2", EXPECTED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plan(None)
+
+    def plan(self, num_layers: int | None) -> tuple[int, ...]:
+        """List the kept layers of a model.
+
+        Args:
+            num_layers: layers that the model has; None checks the spelling alone.
+
+        Raises:
+            GenError: the plan is none, or has a layer that the model lacks.
+        """
+        if re.fullmatch(r"\d+/\d+", self.kept_layers):
+            return self._spread(num_layers or 1)
+        layers: list[int] = []
+        for entry in self.kept_layers.split(","):
+            match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", entry)
+            if match is None:
+                raise bad_value("sampler.kept_layers", self.kept_layers, EXPECTED)
+            layers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not layers or layers != sorted(set(layers)):
+            raise bad_value("sampler.kept_layers", self.kept_layers, f"{EXPECTED}, upwards")
+        if num_layers is not None and layers[-1] >= num_layers:
+            expected = f"layers from 0 to {num_layers - 1}, which the model has"
+            raise bad_value("sampler.kept_layers", self.kept_layers, expected)
+        return tuple(layers)
+
+    def _spread(self, num_layers: int) -> tuple[int, ...]:
+        over, under = self.kept_layers.split("/")
+        if not 0 < int(over) <= int(under):
+            expected = "a share above 0 and at most 1, such as '1/2'"
+            raise bad_value("sampler.kept_layers", self.kept_layers, expected)
+        count = max(1, round(num_layers * Fraction(self.kept_layers)))
+        if count == 1:
+            return (0,)
+        return tuple(round(n * (num_layers - 1) / (count - 1)) for n in range(count))
+
+
+@dataclass(frozen=True)
+class EarlyExitParams(Params):
+    """Parameters of the drafter.
+
+    Attributes:
+        exit_layer: layers before the head.
+    """
+
+    exit_layer: int = integer(1, least=1)
+
+    def plan(self, num_layers: int) -> tuple[int, ...]:
+        """List the kept layers of a model. Raises ``GenError`` for more than it has."""
+        if self.exit_layer > num_layers:
+            expected = f"at most {num_layers}, the layers that the model has"
+            raise bad_value("sampler.exit_layer", self.exit_layer, expected)
+        return tuple(range(self.exit_layer))
+
+
+class _SomeLayers(ModelDrafts):
+    """Drafts with some of the target's layers, by the plan of the part's parameters."""
+
+    needs_draft_model = False
+    name = ""
+
+    @classmethod
+    def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
+        model = target.model
+        if not isinstance(model, LayeredModel):
+            raise GenError(
+                f"the drafter {cls.name} needs a model whose layers can be left out, and"
+                f" {type(model).__name__} has none; expected a causal language model of"
+                " transformers"
+            )
+        plan = part_params(sampler, "drafter", cls.name).plan(model.num_layers)
+        return target.with_model(model.with_layers(plan))
+
+
+@method(
+    "layer_skip",
+    sampler="speculative",
+    about="drafts with half of the target's own layers, spread evenly",
+    paper="2404.06954",
+    title="Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy",
+    params={"drafter": "layer_skip"},
+)
+@register("drafter", "layer_skip", params=LayerSkipParams)
+class LayerSkip(_SomeLayers):
+    """Drafts with some of the target's own layers. Parameters: ``kept_layers``, and those of the
+    drafter model without ``draft_model``."""
+
+    name = "layer_skip"
+
+
+@register("drafter", "early_exit", params=EarlyExitParams)
+class EarlyExit(_SomeLayers):
+    """Drafts with the target's first layers. Parameters: ``exit_layer``, and those of the drafter
+    model without ``draft_model``."""
+
+    name = "early_exit"

@@ -1,0 +1,218 @@
+"""PEARL: the draft model drafts on while the target verifies.
+
+In each round the draft model draws ``num_speculative_tokens`` = g tokens, and beside it, at the
+same time, the target computes one forward pass over the drafts of the round before.
+
+    pre-verify    no drafts are left: the target has the committed tokens alone. The first of the g
+                  new drafts is judged by the distribution after them
+    post-verify   g - 1 drafts are left from the round before. The target judges them, and by the
+                  distribution after the last of them the first of the g new drafts
+
+Where the draft after those that the target saw is accepted, the other new drafts are those of the
+next round, which is a post-verify one. Any rejection drops all of them and leads to a pre-verify
+one. Each round therefore commits 1 token, or in post-verify up to g.
+
+A round takes as long as the slower of its two sides, a speculative one as long as both: with g
+draft passes per target pass in the same time, the rounds of drafting are all saved. ``nfe`` counts
+the target's rounds, and ``draft_nfe`` the draft passes beside them. Here the two sides of a round
+run one after the other, on one device: the schedule is exact, and the time that it would save on
+two devices follows from the counts.
+
+Reference: Liu et al., "PEARL: Parallel Speculative Decoding with Adaptive Draft Length" (arXiv
+2408.11850).
+Guarantee: that of the verifier. Every draft is judged by its own distribution, and what is dropped
+follows a rejected token. A verifier of trees draws the token after the drafts that the target saw
+by itself; the next drafts stay if it is their first.
+Parameters: ``num_speculative_tokens``, ``draft_model``, ``draft_temperature``,
+``draft_guidance``.
+Preset: ``pearl``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.errors import bad_value
+from gen.core.method import method
+from gen.core.registry import register
+from gen.models.targets.base import StepOutput, legal_at
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.model import unseen
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.failed import failed_draws, refuse_failed
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.window import AUTO
+from gen.samplers.verifiers.base import ROW, Proposal, Verifier
+
+
+class PearlDrafter(Drafter):
+    """Drafter one round ahead of the target.
+
+    Args:
+        target: the model.
+        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
+        verifier: decides which drafts are accepted.
+        length: drafts of a round.
+    """
+
+    # drafts that the target has not seen, long [b, g - 1], the log-probabilities [b, g - 1, V] that
+    # they were drawn from, and how many there are, int64 [b] on the host
+    left_tokens = RowState()
+    left_logq = RowState()
+    left = RowState(start=0)
+    # furthest position whose distribution the draft model was asked for, as in ``ModelDrafter``
+    known = RowState(start=-1)
+
+    def __init__(self, target: CausalTarget, draft: CausalTarget, verifier: Verifier, length: int):
+        self.draft, self.verifier, self.length = draft, verifier, length
+        self.targets, self.legal, self.total = (draft,), target.legal, target.length
+        self.num_passes = np.zeros(draft.items, dtype=np.int64)
+        rows, device = draft.rows, draft.device
+        self.left, self.known = np.zeros(rows, dtype=np.int64), np.full(rows, -1)
+        self.left_tokens = torch.zeros(rows, length - 1, dtype=torch.long, device=device)
+
+    @property
+    def nfe(self) -> list[int]:
+        return self.num_passes.tolist()
+
+    @property
+    def window(self) -> int:
+        return 1 + int(self.left.max())
+
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
+        # 1. The target sees what is left of the round before
+        width, device = step.positions.shape[1], tokens.device
+        self.seen = np.minimum(self.left, step.widths - 1)
+        exists = to_device(np.arange(width - 1) < self.seen[:, None], device)
+        # 2. Beside it, the draft model goes on behind that
+        self.new = np.minimum(self.length, self.total - step.starts - self.left)
+        self._draft(step, tokens)
+        return Draft(self.chain[:, : width - 1], exists)
+
+    def _draft(self, step: CausalStep, tokens: Tensor) -> None:
+        """Draw ``new`` [b] drafts behind the ``left`` ones of each row: ``chain`` [b, 2 g - 1] and
+        ``logq`` [b, 2 g - 1, V] hold both."""
+        b, device, left, new = len(tokens), tokens.device, self.left, self.new
+        row, column = torch.arange(b, device=device), to_device(left, device)
+        first = step.starts + left
+        self.chain = torch.cat([self.left_tokens, tokens.new_zeros(b, self.length).long()], 1)
+        given, at = unseen(step, tokens, np.minimum(self.known, step.starts - 1))
+        if self.length > 1:
+            last = self.left_tokens[row, (column - 1).clamp_min(0)]
+            goes_on = to_device((left > 0) & (new > 0), device)[:, None]
+            given = torch.where(goes_on, last[:, None], given)
+            at = torch.where(goes_on, to_device(first, device)[:, None], at)
+        failed = torch.zeros(b, dtype=torch.bool, device=device)
+        if not new.any():
+            self.logq = self._joined(self.left_logq[:, 0])
+        for n in range(int(new.max())):
+            logprobs = self.draft.predict(given, at).logprobs[:, -1]
+            if n == 0:
+                self.logq = self._joined(logprobs)
+            active = to_device(n < new, device)
+            here = to_device(first + n, device)[:, None]
+            key = torch.where(active[:, None], here, step.start[:, None])
+            ids = step.rng.categorical(
+                logprobs[:, None], step.rows, key, "draft", step.round, active[:, None]
+            )
+            failed |= active & failed_draws(ids, logprobs[:, None])[:, 0]
+            # a row that is done writes to a column behind its own
+            where = torch.where(active, column + n, self.chain.shape[1] - 1)
+            keep = active[:, None]
+            self.chain[row, where] = torch.where(active, ids[:, 0], self.chain[row, where])
+            self.logq[row, where] = torch.where(keep, logprobs, self.logq[row, where])
+            goes_on = to_device(n + 1 < new, device)[:, None]
+            given = torch.where(goes_on, ids, given[:, -1:])
+            at = torch.where(goes_on, here + 1, at[:, -1:])
+        np.add.at(self.num_passes, step.items, new)
+        if bool(failed.any()):
+            refuse_failed(self.draft, step.items, np.where(failed.cpu().numpy(), first, -1))
+
+    def _joined(self, logprobs: Tensor) -> Tensor:
+        """Return the distributions of the ``left`` drafts with room for the new ones."""
+        b, vocab_size = logprobs.shape
+        logq = logprobs.new_zeros(b, 2 * self.length - 1, vocab_size)
+        if self.left_logq is not None:
+            logq[:, : self.length - 1] = self.left_logq
+        return logq
+
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        logp, device = output.logprobs, output.logprobs.device
+        width, seen = logp.shape[1], to_device(self.seen, logp.device)
+        # a verifier of trees draws the next token itself, a verifier of chains judges the first new
+        # draft by the distribution that there is for it
+        alone = self.verifier.judges_trees
+        if alone and width == 1:
+            ids = step.categorical(logp, "token", step.valid, shared=True)
+            self.goes_on = ids[:, 0] == self.chain[:, 0]
+            return Verdict(torch.zeros_like(step.start), ids)
+        length = width - 1 if alone else width
+        drafted = torch.arange(length, device=device) < (seen if alone else seen + 1)[:, None]
+        tokens = self.chain[:, :length]
+        proposal = Proposal(
+            tokens,
+            torch.full_like(tokens, ROW),
+            self.logq[:, :length].to(logp.dtype),
+            legal_at(self.legal, step.positions[:, :length]),
+        )
+        if not alone:  # no verdict draws a token behind the first new draft
+            step = replace(step, valid=torch.zeros_like(step.valid))
+        verdict = self.verifier.verify(step, proposal, drafted, logp)
+        accepted = torch.minimum(verdict.num_accepted, seen)
+        after = verdict.tokens.gather(1, accepted[:, None])[:, 0]
+        if alone:
+            first_new = self.chain.gather(1, seen[:, None])[:, 0]
+            self.goes_on = (accepted == seen) & (after == first_new)
+        else:
+            self.goes_on = verdict.num_accepted > seen
+        return Verdict(accepted, verdict.tokens)
+
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        goes_on = self.goes_on.cpu().numpy()
+        index = np.minimum(
+            self.seen[:, None] + 1 + np.arange(self.length - 1), self.chain.shape[1] - 1
+        )
+        columns = to_device(index, self.chain.device)
+        row = torch.arange(len(columns), device=columns.device)[:, None]
+        self.left_tokens, self.left_logq = self.chain[row, columns], self.logq[row, columns]
+        end = step.starts + self.left + self.new - 1
+        self.known = np.where(goes_on, end, step.starts + num_accepted)
+        self.left = np.where(goes_on, self.left + self.new - self.seen - 1, 0)
+        del self.chain, self.logq
+
+
+@method(
+    "pearl",
+    sampler="speculative",
+    about="PEARL: the draft model drafts the next round while the target verifies this one",
+    paper="2408.11850",
+    title="PEARL: Parallel Speculative Decoding with Adaptive Draft Length",
+    params={"drafter": "pearl"},
+)
+@register("drafter", "pearl")
+class Pearl(DraftSource):
+    """Drafts with a smaller model, one round ahead of the target. Parameters: ``draft_model``,
+    ``num_speculative_tokens``, ``draft_temperature``, ``draft_guidance``."""
+
+    needs_draft_model = True
+    shapes = False
+
+    @classmethod
+    def check(cls, sampler):
+        if sampler.num_speculative_tokens == AUTO:
+            raise bad_value(
+                "sampler.num_speculative_tokens", AUTO, "a number with the drafter pearl"
+            )
+        if sampler.policy != "constant":
+            raise bad_value("sampler.policy", sampler.policy, "constant with the drafter pearl")
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        draft = sampler.draft_target(target, draft)
+        return PearlDrafter(target, draft, verifier, sampler.num_speculative_tokens)
