@@ -66,7 +66,13 @@ class RelaxedAcceptance(ModelDrafted):
             known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
         self._rule()
-        registry.get("drafter", self.drafter, "sampler.drafter").check(self)
+        source = registry.get("drafter", self.drafter, "sampler.drafter")
+        if not source.makes_chains():
+            known = registry.table("drafter").items()
+            chains = " or ".join(name for name, one in known if one.makes_chains())
+            expected = f"{chains}; the sampler speculative takes the others"
+            raise bad_value("sampler.drafter", self.drafter, expected)
+        source.check(self)
         self.jacobi()
         if self.coupling == "gumbel":
             raise bad_value(
