@@ -4,10 +4,9 @@
 
 A table holds token sequences: those that the model generates for training conditions, one for each,
 and, if asked for, those of rendered training images as the tokenizer encodes them, which cost no
-forward pass and help less. ``--generated`` conditions are drawn, of which the distinct ones
-count. ``--offsets`` are
-the neighbours, the one counted from level 1 on first; without them they are chosen by the
-likelihood of every second sequence (``choose_offsets``).
+forward pass and help less. ``--generated`` conditions are drawn, of which the distinct ones count.
+``--offsets`` are the neighbours, the one counted from level 1 on first; without them they are
+chosen by the likelihood of every second sequence (``choose_offsets``).
 
 Sequences for evaluation are of held-out conditions, so none of them is in a table.
 """
