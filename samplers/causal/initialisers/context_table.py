@@ -130,8 +130,8 @@ class ContextTable:
         if contexts * self.size > DENSE:
             return None
         keys = torch.arange(contexts, device=self.levels[0].keys.device)
-        places = (self.size + 1) ** torch.arange(len(self.offsets) - 1, -1, -1, device=keys.device)
-        context = keys[:, None] // places % (self.size + 1)
+        weights = (self.size + 1) ** torch.arange(len(self.offsets) - 1, -1, -1, device=keys.device)
+        context = keys[:, None] // weights % (self.size + 1)
         return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
 
     def distribution(self, context: Tensor) -> Tensor:

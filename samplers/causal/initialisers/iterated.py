@@ -91,10 +91,10 @@ class IteratedInitialiser(Initialiser):
         drawn = entering.active if self.redrafts else enters
         # columns that do not exist are written behind all positions
         positions = step.positions[:, entering.first : entering.first + n]
-        place = torch.where(entering.active, positions, canvas.shape[1] - 1)
+        slots = torch.where(entering.active, positions, canvas.shape[1] - 1)
         guess = self.guess.fill(replace(entering, active=enters, compares=False)).tokens
-        tokens = torch.where(enters, guess, canvas.gather(1, place))
-        canvas.scatter_(1, place, tokens)
+        tokens = torch.where(enters, guess, canvas.gather(1, slots))
+        canvas.scatter_(1, slots, tokens)
         shift = self._shift(entering, enters)
         running = entering.ends > (0 if self.redrafts else entering.begins)
         inner = to_device(columns < entering.ends[:, None] - 1, canvas.device)
@@ -109,7 +109,7 @@ class IteratedInitialiser(Initialiser):
             new = step.categorical(logq, "token", drawn, entering.first, shared=True)
             new = torch.where(drawn, new, tokens)
             changed, tokens = new != tokens, new
-            canvas.scatter_(1, place, tokens)
+            canvas.scatter_(1, slots, tokens)
             if self.rounds is None or passes.max() < self.rounds:
                 running &= (changed & inner).any(1).cpu().numpy()
         self.count(entering, passes)
