@@ -41,14 +41,13 @@ class JacobiDrafts(DraftSource):
 @register("sampler", "relaxed_acceptance")
 @dataclass(frozen=True)
 class RelaxedAcceptance(ModelDrafted):
-    """Accepts drafts that are near enough: faster than the exact samplers, and no longer quite the
-    model's distribution.
+    """Accept close drafts: fewer forward passes, approximate distribution.
 
     ``verifier``: a relaxed one, such as lantern, gsd or typical. ``relaxation``: how much, in the
     verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi, model or
-    another registered one. ``coupling`` (fresh, maximal or gumbel_shared), ``window``, ``init``: of
-    the drafter jacobi. ``draft_model``, ``num_speculative_tokens``, ``policy``,
-    ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``: of the drafter model.
+    another registered one. The drafter jacobi reads ``coupling`` (fresh, maximal or gumbel_shared),
+    ``window`` and ``init``; the drafter model reads ``draft_model``, ``num_speculative_tokens``,
+    ``policy``, ``draft_temperature`` and ``draft_guidance``.
     """
 
     verifier: str = "lantern"
@@ -67,7 +66,13 @@ class RelaxedAcceptance(ModelDrafted):
             known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
         self._rule()
-        registry.get("drafter", self.drafter, "sampler.drafter").check(self)
+        source = registry.get("drafter", self.drafter, "sampler.drafter")
+        if not source.makes_chains():
+            known = registry.table("drafter").items()
+            chains = " or ".join(name for name, one in known if one.makes_chains())
+            expected = f"{chains}; the sampler speculative takes the others"
+            raise bad_value("sampler.drafter", self.drafter, expected)
+        source.check(self)
         self.jacobi()
         if self.coupling == "gumbel":
             raise bad_value(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gen.core.errors import GenError, bad_value
 from gen.core.params import Params, part, subset
 from gen.core.registry import register, registry
-from gen.core.sampler import PartSampler
+from gen.core.sampler import PartSampler, Preset
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
@@ -222,3 +222,14 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
             shape = kind(params)
         nodes = source.nodes(self, target, draft)
         return NodeDrafter(target, nodes, shape, self._draws(), verifier)
+
+
+_preset = Preset(
+    "drafter_invariant",
+    "speculative",
+    {"verifier": "follow", "draws": "position_noise"},
+    about="drafter-invariant speculative decoding: draft and target share the noise of a position",
+    paper="2408.07978",
+    title="Coupling without Communication and Drafter-Invariant Speculative Decoding",
+)
+register("preset", _preset.name)(_preset)

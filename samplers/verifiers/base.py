@@ -147,7 +147,7 @@ class Verifier:
         relaxed: whether it trades the distribution for acceptance; it then has ``relaxation``.
         judges_trees: whether it judges trees as well as chains (``verify_tree``).
         draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``).
-        needs_greedy: whether it asks for temperature 0.
+        needs_greedy: whether it requires temperature 0.
     """
 
     guarantee = "same_distribution"

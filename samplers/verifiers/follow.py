@@ -55,6 +55,6 @@ class Follow(TreeVerifier):
 
 @register("verifier", "greedy")
 class Greedy(Follow):
-    """The argmax token at every node of the path; it asks for temperature 0."""
+    """The argmax token at every node of the path; it requires temperature 0."""
 
     needs_greedy = True

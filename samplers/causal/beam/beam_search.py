@@ -1,4 +1,4 @@
-"""Beam search: the k most likely beginnings of a text are continued side by side.
+"""Beam search: the k most probable hypotheses are kept at every step.
 
     s(x_1 .. x_n) = sum_i log p(x_i | x_<i)
     a step        the k best of all extensions of the k hypotheses live on; finished texts compete
@@ -114,7 +114,7 @@ class Beams(Search):
 @register("sampler", "beam_search")
 @dataclass(frozen=True)
 class BeamSearch(DeterministicSampler):
-    """Continue the most likely beginnings of a text side by side.
+    """Keep the most probable hypotheses at every step.
 
     ``num_beams``: hypotheses of an item, rows of the batch each. ``length_penalty``: exponent of
     the length that scores of finished texts are divided by. ``early_stopping``: true, false or

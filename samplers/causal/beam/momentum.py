@@ -106,7 +106,7 @@ def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int
 @method(
     "momentum",
     sampler="momentum_decoding",
-    about="greedy decoding with a resistance against tokens that repeat the text",
+    about="greedy decoding with a penalty on tokens that repeat the text",
     paper="2212.02175",
     title="Momentum Decoding: Open-ended Text Generation As Graph Exploration",
     limit=Limit(GREEDY_DECODING, {"resistance": 0.0}),

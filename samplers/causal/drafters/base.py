@@ -110,6 +110,11 @@ class DraftSource:
         """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
 
     @classmethod
+    def makes_chains(cls) -> bool:
+        """Says whether it has a drafter of chains of its own (``make``)."""
+        return cls.make.__func__ is not DraftSource.make.__func__
+
+    @classmethod
     def nodes(cls, sampler: Any, target: Any, draft: Any) -> Nodes:
         """Makes the distributions of the drafts.
 

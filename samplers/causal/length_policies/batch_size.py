@@ -60,7 +60,7 @@ class BatchSizeParams(Params):
 
 @register("length_policy", "batch_size", params=BatchSizeParams)
 class BatchSize(LengthPolicy):
-    """Number of drafts that the rows of the batch leave room for."""
+    """Number of drafts chosen by the number of active rows."""
 
     needs_same_tokens = True
 

@@ -34,7 +34,7 @@ class JointConfidenceParams(Params):
         rejection_threshold: probability of a rejection above which drafting ends.
         confidence_of: probability that stands for a draft's acceptance, that of the draft or of the
             most probable token.
-        least_drafts: drafts before it may end.
+        least_drafts: minimum number of drafts.
     """
 
     rejection_threshold: float = number(0.3, most=1)
@@ -53,7 +53,7 @@ class JointConfidenceParams(Params):
 )
 @register("length_policy", "joint_confidence", params=JointConfidenceParams)
 class JointConfidence(LengthPolicy):
-    """Stop where the drafts so far are unlikely to be accepted all."""
+    """Stop where the drafts so far are unlikely to be all accepted."""
 
     needs_probability = True
 

@@ -30,12 +30,14 @@ class Shape:
 
     Attributes:
         is_chain: whether every node has one child.
+        by_level: whether every level is whole before the distributions behind it are asked for.
         has_budget: whether the parameter ``nodes`` says how many drafts a round has.
         takes: ways to draw siblings (``gen.samplers.engine.tree``) that it can use, its usual one
             first.
     """
 
     is_chain: ClassVar[bool] = False
+    by_level: ClassVar[bool] = True
     has_budget: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 

@@ -52,6 +52,7 @@ class BudgetParams(Params):
 class BestFirst(Shape):
     """The next child at the node where it is likeliest to be accepted."""
 
+    by_level = False
     has_budget = True
 
     takes = (WITHOUT_REPLACEMENT, RANKS)

@@ -31,7 +31,7 @@ from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
 @register("verifier", "cool")
 @dataclass(frozen=True)
 class Cool(Relaxed):
-    """Credits a draft with a multiple of its mass. ``relaxation``: how much more mass the first
+    """Credit a draft with a multiple of its probability. ``relaxation``: how much more the first
     draft of a window is credited with; later ones less and less."""
 
     relaxation: float = 6.0

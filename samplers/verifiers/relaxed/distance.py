@@ -27,15 +27,15 @@ from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
     sampler="relaxed_acceptance",
     paper="2507.22424",
     title="Spec-VLA",
-    about="distance acceptance: bins near the draft count for the draft",
+    about="distance acceptance: the probability of bins near the draft is added to the draft",
     params={"verifier": "distance", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )
 @register("verifier", "distance")
 @dataclass(frozen=True)
 class Distance(Relaxed):
-    """Credits a draft with what the bins around it have. ``relaxation``: how many bins away a token
-    still counts as the draft. The paper's 9 is for 256 bins; of fewer, each is worth more."""
+    """Credit a draft with the probability of the bins around it. ``relaxation``: distance, in bins,
+    up to which a token counts as the draft. The paper's 9 is for 256 bins."""
 
     relaxation: float = 1
     whole = True

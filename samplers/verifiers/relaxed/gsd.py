@@ -58,7 +58,7 @@ def _possible(q: Tensor) -> tuple[Tensor, Tensor]:
 @register("verifier", "gsd")
 @dataclass(frozen=True)
 class GSD(Relaxed):
-    """Credits a draft with the mass of its cluster.
+    """Credit a draft with the probability of its cluster.
 
     ``relaxation``: neighbours in the ranking, one half of them (rounded down) more likely than the
     draft. They count if their p differs by less than 0.15 and, where there are codes, if these

@@ -54,14 +54,15 @@ def nearest_codes(codebook: Tensor, most: int) -> Tensor:
     sampler="relaxed_acceptance",
     paper="2410.03355",
     title="LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding",
-    about="LANTERN: the nearest codes count, up to a given mass",
+    about="LANTERN: the probability of the nearest codes is added to the draft, up to a bound",
     params={"verifier": "lantern", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )
 @register("verifier", "lantern")
 @dataclass(frozen=True)
 class Lantern(Relaxed):
-    """Credits a draft with what its nearest codes have. ``relaxation``: the mass at most."""
+    """Credit a draft with the probability of its nearest codes. ``relaxation``: the most that is
+    added."""
 
     relaxation: float = 0.1
     most = 1.0
@@ -90,15 +91,15 @@ class Lantern(Relaxed):
     sampler="relaxed_acceptance",
     paper="2502.06352",
     title="LANTERN++",
-    about="LANTERN++: the nearest codes count, up to a multiple of the draft's own mass",
+    about="LANTERN++: the same, up to a multiple of the draft's own probability",
     params={"verifier": "lantern_pp", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )
 @register("verifier", "lantern_pp")
 @dataclass(frozen=True)
 class LanternPP(Lantern):
-    """Credits a draft with what its nearest codes have. ``relaxation``: the mass at most, as a
-    multiple of the draft's own."""
+    """Credit a draft with the probability of its nearest codes. ``relaxation``: the most that is
+    added, as a multiple of the draft's own probability."""
 
     relaxation: float = 10.0
     most = math.inf

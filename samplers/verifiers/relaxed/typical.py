@@ -37,7 +37,7 @@ from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
 @register("verifier", "typical")
 @dataclass(frozen=True)
 class Typical(Relaxed):
-    """Accepts drafts that are typical of p. ``relaxation``: how many times less likely than
+    """Accept drafts that are typical of p. ``relaxation``: how many times less likely than
     Medusa's rule asks for they may be."""
 
     relaxation: float = 8.0

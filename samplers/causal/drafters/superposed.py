@@ -1,0 +1,97 @@
+"""Drafts of all branches of a tree from draft passes of one position.
+
+The draft model is fed a mixture of the drafts of a depth, and its distribution there is that of the
+children of all of them:
+
+    input    sum over drafts x of the depth of w_x E[x]       E: embeddings, w_x in proportion to
+             the probability of the path to x
+
+A tree takes one draft pass of one position per depth, however many branches it has; ``model``
+computes the whole tree in each. The price is that branches share their distribution. The inputs are
+those of Shen et al., "Superposed Decoding" (arXiv 2405.18400), where the mixture decodes by itself.
+
+The mixture is that of a whole level, so that shapes that grow level by level fit (``by_level``).
+
+Guarantee: that of the verifier. Each draft is drawn from the distribution that is stored for it,
+given all drafts before it, those of other branches too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import bad_value
+from gen.core.registry import register, registry
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.model import ModelNodes
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.tree import Tree
+
+
+class SuperposedNodes(ModelNodes):
+    """Distributions of a draft model that reads all drafts of a depth at once.
+
+    Args:
+        draft: fresh target of the draft model.
+    """
+
+    def __init__(self, draft: CausalTarget):
+        super().__init__(draft)
+        draft.require_superposition("the drafter superposed")
+
+    def extend(self, step, tree, first):
+        log_path = path_logprobs(tree)
+        new = tree.exists[:, first:]
+        depths = torch.where(new, tree.depth[:, first:], 0)
+        found = tree.logq.new_full((*new.shape, tree.logq.shape[-1]), -torch.inf)
+        for depth in range(1, int(depths.max()) + 1) if depths.numel() else ():
+            asked = depths == depth
+            if not bool(asked.any()):
+                continue
+            logprobs = self._predict(step, tree, log_path, depth)
+            found = torch.where(asked[..., None], logprobs, found)
+        return found
+
+    def _predict(self, step: CausalStep, tree: Tree, log_path: Tensor, depth: int) -> Tensor:
+        """Return the distribution [b, 1, V] behind the mixture of the drafts of a depth."""
+        here = tree.exists & (tree.depth == depth)
+        some = here.any(1, keepdim=True)
+        logits = torch.where(here, log_path, -torch.inf)
+        weights = torch.where(some, logits, 0.0).softmax(-1)
+        # a row without such drafts repeats its last committed token
+        tokens = torch.where(some, tree.tokens, self.root)
+        at = torch.where(some, step.start[:, None] + depth, step.start[:, None])
+        return self.draft.predict_superposed(tokens[:, None], weights[:, None], at).logprobs
+
+
+def path_logprobs(tree: Tree) -> Tensor:
+    """Compute the log-probabilities [b, L] of the paths to the drafts of a tree."""
+    total = tree.logq.new_zeros(len(tree.tokens), 1 + tree.tokens.shape[1])
+    row = torch.arange(len(total), device=total.device)
+    for column in range(tree.tokens.shape[1]):
+        above = tree.parents[:, column] + 1
+        mass = tree.logq[row, above].gather(1, tree.tokens[:, column, None])[:, 0]
+        total[:, column + 1] = total[row, above] + mass
+    return total[:, 1:]
+
+
+@register("drafter", "superposed")
+class Superposed(DraftSource):
+    """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
+    ``draft_model``, ``draft_temperature``, ``draft_guidance``."""
+
+    needs_draft_model = True
+
+    @classmethod
+    def check(cls, sampler):
+        shapes = registry.table("shape")
+        if not shapes[sampler.shape].by_level:
+            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
+            expected = f"one that grows level by level ({known}) with the drafter superposed"
+            raise bad_value("sampler.shape", sampler.shape, expected)
+
+    @classmethod
+    def nodes(cls, sampler, target, draft):
+        return SuperposedNodes(sampler.draft_target(target, draft))
