@@ -44,7 +44,7 @@ def digests() -> dict[str, str]:
     paths = {"script": Path(__file__)}
     models = {model for _, model, _ in COLUMNS} | {"image-vq", "image-kl"}
     for model in sorted(models):
-        (paths[model],) = (ROOT / "gen" / "zoo" / model).glob("*.safetensors")
+        (paths[model],) = (ROOT / "gen" / "zoo" / model).glob("*model.safetensors")
     return {name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for name, p in paths.items()}
 
 

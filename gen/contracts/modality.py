@@ -271,6 +271,10 @@ class Modality(ABC):
         """
         raise GenError(f"modality {self.name!r} has no prompts to measure with")
 
+    def category(self, prompt: str) -> str:
+        """Name the category of a prompt, by which benchmarks group their figures."""
+        return "all"
+
     def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
         """Return tasks whose right answers have a known distribution.
 

@@ -70,6 +70,10 @@ class TextModality(GridModality):
         """Held-out tasks, to measure with."""
         return [str(t) for t in text_tasks.tasks(count, 123 + seed, held=True)]
 
+    def category(self, prompt: str) -> str:
+        """Name the category of a task, after those of SPEED-Bench."""
+        return text_tasks.CATEGORIES[self.condition(prompt).op]
+
     def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
         """Boards of ``gen bench --oracle`` (``gen.modalities.text.parallel``)."""
         return oracle_boards(prompts, repeats, seed)

@@ -54,6 +54,14 @@ FORMS = {
 }
 OPS = tuple(FORMS)
 RANDOM = ("shuffle", "insert", "remove", "replace")  # ops with several right answers
+# op -> category of benchmarks, named after those of SPEED-Bench
+CATEGORIES = {
+    **dict.fromkeys(("sort", "reverse", "insert at", "remove at", "replace at"), "reasoning"),
+    **dict.fromkeys(RANDOM, "writing"),
+    "copy": "rag",
+    "add": "math",
+    "close": "coding",
+}
 # terms, and open brackets; lists have ``LISTS`` items
 LENGTHS = {
     "add": range(2, 5),

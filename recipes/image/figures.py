@@ -71,7 +71,7 @@ class Figures:
 
 def weights_digest(folder: Path) -> str:
     """Digest of a model's weights: the first 16 digits of the SHA-256 of its one weight file."""
-    (path,) = folder.glob("*.safetensors")
+    (path,) = folder.glob("*model.safetensors")
     return sha256(path)[:16]
 
 

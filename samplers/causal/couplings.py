@@ -29,8 +29,6 @@ whatever the verifier, so x_j ~ q_j stays true.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -47,9 +45,6 @@ from gen.samplers.verifiers.base import (
     resample_rejected,
 )
 
-if TYPE_CHECKING:
-    from gen.samplers.causal.jacobi import SpeculativeJacobi
-
 
 class Coupling:
     """Jacobi step: it verifies the previous iterate and draws the next one.
@@ -63,9 +58,6 @@ class Coupling:
     guarantee = "same_distribution"
     compares = True
     keeps_noise = False
-
-    def configure(self, sampler: SpeculativeJacobi) -> None:
-        """Read the sampler's parameters that the coupling has a use for."""
 
     def step(
         self,
@@ -131,9 +123,6 @@ class Fresh(_Verified):
     the sampler has a ``keep_threshold`` below 1."""
 
     keep_threshold = 1.0
-
-    def configure(self, sampler: SpeculativeJacobi) -> None:
-        self.keep_threshold = sampler.keep_threshold
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
         if self.keep_threshold >= 1:

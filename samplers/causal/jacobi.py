@@ -29,7 +29,7 @@ from gen.core.sampler import Preset, Sampler
 from gen.core.token_space import TokenSpace
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.couplings import Coupling, without_eos
+from gen.samplers.causal.couplings import Coupling, Fresh, without_eos
 from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
 from gen.samplers.engine.host import to_device
@@ -320,7 +320,8 @@ class SpeculativeJacobi(Sampler):
         coupling = registry.get("coupling", self.coupling)
         init = registry.get("initialiser", self.init).make(self, target, draft)
         coupling = coupling() if verifier is None else coupling(verifier)
-        coupling.configure(self)
+        if isinstance(coupling, Fresh):
+            coupling.keep_threshold = self.keep_threshold
         return JacobiDrafter(
             width_of(self.window, self, target) if window is None else window,
             coupling,

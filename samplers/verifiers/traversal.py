@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import torch
 
+from gen.core.method import Limit, method
 from gen.core.registry import register
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
@@ -28,6 +29,21 @@ from gen.samplers.verifiers.recursive import without
 from gen.samplers.verifiers.tree import TreeVerifier, coins, contexts, node
 
 
+@method(
+    "traversal",
+    sampler="speculative",
+    about="traversal verification: paths are judged from the leaves of the tree to its root",
+    paper="2505.12398",
+    title="Traversal Verification for Speculative Tree Decoding",
+    params={
+        "shape": "branching",
+        "draws": WITHOUT_REPLACEMENT,
+        "verifier": "traversal",
+        "branching": "2-2-2",
+    },
+    limit=Limit("rsd_c", {"branching": "1"}, {"branching": "1"}),
+    example={"branching": "2-2-1"},
+)
 @register("verifier", "traversal")
 class Traversal(TreeVerifier):
     """All drafts of a path together, from the leaves to the root."""

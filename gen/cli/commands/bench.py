@@ -52,6 +52,15 @@ def add_bench(commands: Commands) -> None:
             " instead of a network"
         ),
     )
+    parser.add_argument(
+        "--protocol",
+        choices=["usual", "speed"],
+        default="usual",
+        help=(
+            "speed: SPEED-Bench's, acceptance length and throughput by category of prompts, by"
+            " entropy and by concurrency (--batch-sizes)"
+        ),
+    )
     _add_amount_flags(parser)
     _add_report_flags(parser)
     add_model_flags(parser)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from gen.core.errors import GenError, bad_value
@@ -75,7 +74,7 @@ class LayerSkipParams(Params):
         if not 0 < int(over) <= int(under):
             expected = "a share above 0 and at most 1, such as '1/2'"
             raise bad_value("sampler.kept_layers", self.kept_layers, expected)
-        count = max(1, round(num_layers * Fraction(self.kept_layers)))
+        count = max(1, round(num_layers * int(over) / int(under)))
         if count == 1:
             return (0,)
         return tuple(round(n * (num_layers - 1) / (count - 1)) for n in range(count))

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from gen.core.sampler import Sampler
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.rows import RowOwner
-
-if TYPE_CHECKING:
-    from gen.models.targets.causal import CausalTarget
 
 
 @dataclass
@@ -85,9 +82,7 @@ class Initialiser(RowOwner):
     targets: tuple[CausalTarget, ...] = ()
 
     @classmethod
-    def make(
-        cls, sampler: Sampler, target: CausalTarget, draft: CausalTarget | None
-    ) -> Initialiser:
+    def make(cls, sampler: Any, target: CausalTarget, draft: CausalTarget | None) -> Initialiser:
         """Make the initialiser of one call.
 
         Args:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gen.core.method import Limit, method
 from gen.core.params import integer
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
@@ -78,6 +79,22 @@ class Beam(Shape):
         builder.keep(best.sort(1).values)
 
 
+@method(
+    "rsd_s",
+    sampler="speculative",
+    about="RSD-S: every depth draws its drafts without replacement from all (path, token) pairs",
+    paper="2402.14160",
+    title="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without"
+    " Replacement",
+    params={
+        "shape": "stochastic_beam",
+        "verifier": "recursive",
+        "beam_width": 4,
+        "tree_depth": 4,
+    },
+    limit=Limit("rsd_c", {"beam_width": 1, "tree_depth": 3}, {"branching": "1-1-1"}),
+    example={"beam_width": 2, "tree_depth": 3},
+)
 @register("shape", "stochastic_beam", params=BeamParams)
 class StochasticBeam(Shape):
     """Draws without replacement from all pairs of a path and a token, depth after depth."""

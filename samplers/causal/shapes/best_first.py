@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gen.core.method import Limit, method
 from gen.core.params import Params, integer, integer_or
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
@@ -37,6 +38,16 @@ class BudgetParams(Params):
     tree_depth: int = integer(8, least=1)
 
 
+@method(
+    "dyspec",
+    sampler="speculative",
+    about="DySpec: a budget of drafts, each at the node where it is likeliest to be accepted",
+    paper="2410.11744",
+    title="DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure",
+    params={"shape": "best_first", "draws": WITHOUT_REPLACEMENT, "verifier": "recursive"},
+    limit=Limit("rsd_c", {"nodes": 1}, {"branching": "1"}),
+    example={"nodes": 6, "tree_depth": 3},
+)
 @register("shape", "best_first", params=BudgetParams)
 class BestFirst(Shape):
     """The next child at the node where it is likeliest to be accepted."""

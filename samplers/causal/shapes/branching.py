@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gen.core.errors import bad_value
+from gen.core.method import Limit, method
 from gen.core.params import Params, text
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.engine.tree import TOP_AND_RANDOM, TreeBuilder
+from gen.samplers.engine.tree import TOP_AND_RANDOM, WITHOUT_REPLACEMENT, TreeBuilder
 
 MOST_NODES = 1024  # of any tree
 
@@ -51,6 +52,37 @@ class BranchingParams(Params):
         return levels
 
 
+@method(
+    "mdsd",
+    sampler="speculative",
+    about="multi-draft speculative decoding: the most probable tokens and one random one, which is"
+    " judged first",
+    paper="2502.18779",
+    title="Towards Optimal Multi-draft Speculative Decoding",
+    params={
+        "shape": "branching",
+        "draws": TOP_AND_RANDOM,
+        "verifier": "recursive",
+        "branching": "3-2-1",
+    },
+    limit=Limit("rsd_c", {"branching": "1-1-1"}, {"branching": "1-1-1"}),
+    example={"branching": "2-2-1"},
+)
+@method(
+    "rsd_c",
+    sampler="speculative",
+    about="RSD-C: as many children at every node of a level, drawn without replacement",
+    paper="2402.14160",
+    title="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without"
+    " Replacement",
+    params={
+        "shape": "branching",
+        "draws": WITHOUT_REPLACEMENT,
+        "verifier": "recursive",
+        "branching": "2-2-2",
+    },
+    example={"branching": "2-2-1"},
+)
 @register("shape", "branching", params=BranchingParams)
 class Branching(Shape):
     """The same number of children at every node of a level."""

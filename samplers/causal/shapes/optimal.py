@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from gen.core.errors import bad_value
+from gen.core.method import Limit, method
 from gen.core.params import text
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.best_first import BudgetParams
-from gen.samplers.engine.tree import TreeBuilder
+from gen.samplers.engine.tree import WITHOUT_REPLACEMENT, TreeBuilder
 from gen.samplers.engine.window import AUTO
 
 Levels = tuple[tuple[tuple[int, ...], ...], ...]
@@ -56,6 +57,20 @@ class OptimalParams(BudgetParams):
             raise bad_value("sampler.nodes", self.nodes, f"1 to {MOST_NODES} with {param} {part}")
 
 
+@method(
+    "sequoia",
+    sampler="speculative",
+    about="Sequoia: the static tree that is best for given acceptance rates by rank",
+    paper="2402.12374",
+    title="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding",
+    params={"shape": "optimal", "draws": WITHOUT_REPLACEMENT, "verifier": "recursive"},
+    limit=Limit(
+        "rsd_c",
+        {"acceptance_by_rank": "0.9", "nodes": 3, "tree_depth": 3},
+        {"branching": "1-1-1"},
+    ),
+    example={"nodes": 6, "tree_depth": 3},
+)
 @register("shape", "optimal", params=OptimalParams)
 class Optimal(Shape):
     """The static tree that accepts most for given acceptance rates by rank."""

@@ -1,14 +1,16 @@
 """Paths that are drawn independently of each other, after a common trunk if there is one.
 
 trunk 0:   K paths from the root (Sun et al., "SpecTr", arXiv 2310.15141)
-trunk n:   a chain of n drafts, then K paths from its end (delayed branching: paths that part at
-           once share nothing, and the first drafts are the likeliest to be accepted)
+trunk n:   a chain of n drafts, then K paths from its end: more drafts are worth most where draft
+           model and target begin to differ (Thomas et al., "Dynamic Delayed Tree Expansion", arXiv
+           2602.16994)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gen.core.method import Limit, method
 from gen.core.params import Params, integer
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
@@ -30,6 +32,27 @@ class PathParams(Params):
     trunk: int = integer(0)
 
 
+@method(
+    "delayed",
+    sampler="speculative",
+    about="delayed branching: a chain of drafts, then independent paths from its end; fixed lengths"
+    " stand for the paper's trained selector",
+    paper="2602.16994",
+    title="Dynamic Delayed Tree Expansion For Improved Multi-Path Speculative Decoding",
+    params={"shape": "paths", "verifier": "traversal", "trunk": 2, "paths": 4, "path_length": 3},
+    limit=Limit("rsd_c", {"trunk": 0, "paths": 1, "path_length": 1}, {"branching": "1"}),
+    example={"trunk": 1, "paths": 2, "path_length": 2},
+)
+@method(
+    "spectr",
+    sampler="speculative",
+    about="SpecTr: independent paths, accepted by k-sequential selection",
+    paper="2310.15141",
+    title="SpecTr: Fast Speculative Decoding via Optimal Transport",
+    params={"shape": "paths", "verifier": "k_seq", "paths": 8, "path_length": 8},
+    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
+    example={"paths": 2, "path_length": 3},
+)
 @register("shape", "paths", params=PathParams)
 class Paths(Shape):
     """Paths that are drawn independently of each other, behind a common trunk."""

@@ -187,7 +187,13 @@ SPECS = ("beam", "diverse_beam", "momentum", "adadec", "superposed")
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(SamplingParams(), marks=pytest.mark.slow, id="plain"),
+        pytest.param(GUIDED, id="guided"),
+    ],
+)
 def test_an_item_is_the_same_in_any_batch_and_window_of_rows(name, sampling):
     every = list(range(7))
     early = {"early_stopping": True} if "beam" in name else {}
@@ -305,8 +311,8 @@ def test_control_a_pool_without_a_length_penalty_is_found(monkeypatch):
 @pytest.mark.parametrize(
     "family",
     [
-        "csm",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("chameleon", "janus", "llamagen")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("chameleon", "csm", "janus")),
+        "llamagen",
         "musicgen",
     ],
 )

@@ -10,9 +10,9 @@ import torch
 from closed_form import of_ids
 from constrained import with_end
 from constraint_bench import error as error_with_end
-from enumeration import distance, enumerate_law
+from enumeration import distance, enumerate_distribution
 from safetensors.torch import save_file
-from tabular import PROMPTS, TabularCausal, causal_law, causal_target, space_of
+from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -57,8 +57,8 @@ def law_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> floa
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         return sampler(target, rng, draft=draft if sampler.drafted else None).tokens
 
-    found = enumerate_law(decode, CONTEXTS)
-    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+    found = enumerate_distribution(decode, CONTEXTS)
+    return max(distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS))
 
 
 def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
