@@ -58,7 +58,9 @@ def law_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> floa
         return sampler(target, rng, draft=draft if sampler.drafted else None).tokens
 
     found = enumerate_distribution(decode, CONTEXTS)
-    return max(distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS))
+    return max(
+        distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS)
+    )
 
 
 def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
