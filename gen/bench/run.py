@@ -60,10 +60,10 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
-    if args.oracle:
-        return bench_oracle(args)
     if args.protocol == "speed":
         return bench_speed(args, load or pipeline.load)
+    if args.oracle:
+        return bench_oracle(args)
     load = load or pipeline.load
     if args.modality != ALL:
         found = {args.modality: measured(args, load)}

@@ -29,7 +29,7 @@ from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
-from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.chain import Chain
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.engine.tree import DRAWS
@@ -79,7 +79,7 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
     def __init__(self, **values):
         super().__init__(**values)
         self.check_drafting()
-        verifier, source, shape = self._rule(), self._source(), self._shape_type()
+        verifier, source = self._rule(), self._source()
         if verifier.relaxed:
             exact = " or ".join(
                 name for name, v in registry.table("verifier").items() if not v.relaxed
@@ -97,6 +97,14 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
                 f"one that does not read {', '.join(lacking)}; speculative has no such parameters,"
                 " speculative_jacobi and relaxed_acceptance have",
             )
+        self._check_tree()
+        source.check(self)
+        self._draws()
+        self._check_length()
+
+    def _check_tree(self) -> None:
+        """Check the parts of a tree of drafts. Raises ``GenError``."""
+        verifier, source, shape = self._rule(), self._source(), self._shape_type()
         if not shape.is_chain and not verifier.judges_trees:
             known = registry.table("verifier").items()
             trees = ", ".join(name for name, v in known if v.judges_trees)
@@ -112,22 +120,26 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
             raise bad_value(
                 "sampler.nodes", AUTO, f"a number, because sampler.shape is not {budgets}"
             )
-        source.check(self)
-        self._draws()
-        policy = registry.get("length_policy", self.policy)
+        if not shape.is_chain and not self._has_auto_budget():
+            drafts = shape(self._shape_params()).nodes
+            if drafts > MOST_NODES:
+                tree = f"{self.shape} with {drafts:,} drafts"
+                raise bad_value("sampler.shape", tree, f"a tree of at most {MOST_NODES:,}")
+
+    def _check_length(self) -> None:
+        """Check what decides how long chains are. Raises ``GenError``."""
+        verifier, policy = self._rule(), registry.get("length_policy", self.policy)
         if policy.needs_same_tokens and verifier.guarantee != "same_tokens":
             known = registry.table("verifier").items()
             same = [name for name, v in known if v.guarantee == "same_tokens"]
             reason = f"because sampler.policy {self.policy} looks at the batch"
             raise bad_value("sampler.verifier", self.verifier, f"{' or '.join(same)}, {reason}")
         if self._drafts_nodes() and self.num_speculative_tokens == AUTO:
-            raise bad_value(
-                "sampler.num_speculative_tokens", AUTO, "a number, but for chains of a draft model"
-            )
+            expected = "a number; auto is for chains of a draft model without sampler.draws"
+            raise bad_value("sampler.num_speculative_tokens", AUTO, expected)
         if self._drafts_nodes() and self.policy != "constant":
-            raise bad_value(
-                "sampler.policy", self.policy, "constant, but for chains of a draft model"
-            )
+            expected = "constant; others are for chains of a draft model without sampler.draws"
+            raise bad_value("sampler.policy", self.policy, expected)
 
     def _source(self) -> type[DraftSource]:
         return registry.get("drafter", self.drafter, "sampler.drafter")
@@ -137,6 +149,11 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
 
     def _shape_type(self) -> type[Shape]:
         return registry.get("shape", self.shape, "sampler.shape")
+
+    def _shape_params(self) -> Params | None:
+        """Parameters of the shape, if it has some."""
+        declared = registry.params_of("shape", self.shape)
+        return None if declared is None else subset(declared, vars(self))
 
     def _drafts_nodes(self) -> bool:
         """Whether drafts are drawn node by node, and not by a drafter of chains."""
@@ -195,8 +212,7 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
         if not self._drafts_nodes():
             return source.make(self, target, draft, verifier)
         kind = self._shape_type()
-        declared = registry.params_of("shape", self.shape)
-        params = None if declared is None else subset(declared, vars(self))
+        params = self._shape_params()
         if self._has_auto_budget():
             auto = auto_width(self, target, 1 + most_nodes(kind, params))
             shape = AutoShape(kind, params, auto)

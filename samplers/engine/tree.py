@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.samplers.engine.causal_loop import CausalStep, StepContext
-from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.host import may_be_any, to_device
 
 # how the children of a node are drawn from the distribution at it
 WITH_REPLACEMENT = "with_replacement"  # independently of each other
@@ -163,6 +164,7 @@ class TreeBuilder:
         is_chain: bool = False,
     ):
         self.step, self.source = step, source
+        self.on_host = tokens.device.type == "cpu"
         self.room = tokens.shape[1] - step.start  # deepest draft of each row, plus one
         root = source.begin(step, tokens)[:, None]
         none = tokens[:, :0].long()
@@ -186,7 +188,8 @@ class TreeBuilder:
 
     def columns(self, columns: Sequence[int]) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
-        return torch.tensor(columns, device=self.rest.device).expand(len(self.rest), -1)
+        row = to_device(np.array(columns, dtype=np.int64), self.rest.device)
+        return row.expand(len(self.rest), -1)
 
     def next_logq(self, parents: Tensor) -> Tensor:
         """Return the log-probabilities [b, n, V] of the next children of nodes, long [b, n]."""
@@ -209,7 +212,10 @@ class TreeBuilder:
     def expand(self) -> None:
         """Ask the source for the distributions after the newest drafts, in one forward pass."""
         if self._asked < self.size:
-            self._count(self.tree.exists[:, self._asked :].any(1))
+            newest = self.tree.exists[:, self._asked :]
+            if self.tree.is_chain:  # alone, a row's chain ends where it has no more room
+                newest = newest & (self.tree.depth[:, self._asked :] + 1 < self.room[:, None])
+            self._count(newest.any(1))
             self._ask()
 
     def expand_for(self, nodes: Tensor) -> None:
@@ -264,7 +270,7 @@ class TreeBuilder:
             Log-probabilities of the children among what their earlier siblings left, [b, n].
         """
         tree, first, n = self.tree, self.size, parents.shape[1]
-        assert not parents.is_cpu or bool((parents < self._asked).all()), "expand comes first"
+        assert not may_be_any(parents >= self._asked) or not self.on_host, "expand comes first"
         above = parents.clamp_min(0)
         depth = torch.where(parents < 0, 0, _taken(tree.depth, above)) + 1
         exists = (parents < 0) | _taken(tree.exists, above)

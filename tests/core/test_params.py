@@ -61,7 +61,7 @@ from gen.core.sampling_params import SamplingParams
         (
             {"name": "speculative", "verifier": "lantern"},
             None,
-            "expected block or follow or greedy or k_seq or recursive or token or traversal; relaxed",
+            "expected block or follow or greedy or k_seq or recursive or token or traversal",
         ),
         (
             {"name": "speculative", "confidence_threshold": 2},

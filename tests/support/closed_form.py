@@ -34,6 +34,11 @@ class LeaningCausal(Leaning, TabularCausal):
     def forward(self, tokens, positions, cache):
         return self.at(self._states(cache.write(tokens, positions)).gather(1, positions), positions)
 
+    def forward_tree(self, tokens, positions, parents, cache):
+        branches = cache.tree(tokens, positions, parents)
+        states = self._states(branches.flatten(0, 1)).view(branches.shape)
+        return self.at(states.gather(2, positions[..., None])[..., 0], positions)
+
 
 class LeaningBlocks(Leaning, TabularBlocks):
     def forward(self, tokens, positions, last, cache):

@@ -22,6 +22,8 @@ from gen.samplers.engine.tree import (
     TreeBuilder,
 )
 
+MOST_NODES = 1024  # of any tree
+
 
 class Shape:
     """Shape of the drafts of a round.

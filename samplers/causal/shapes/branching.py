@@ -16,10 +16,8 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.params import Params, text
 from gen.core.registry import register
-from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.engine.tree import TOP_AND_RANDOM, WITHOUT_REPLACEMENT, TreeBuilder
-
-MOST_NODES = 1024  # of any tree
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.causal.drafters.model import ModelDrafter
+from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.verifiers import base as verifiers
@@ -63,9 +64,23 @@ JACOBI += [
 ]
 CHAINS = [
     {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
-    for v in VERIFIERS
-    if v not in RELAXED
+    for v, rule in VERIFIERS.items()
+    if not rule.relaxed and not rule.needs_greedy
     for p in POLICIES
+]
+TREES = [
+    {"name": "speculative", "shape": s, "verifier": v, **params}
+    for s, v, params in (
+        ("branching", "recursive", {"branching": "2-2"}),
+        ("branching", "recursive", {"branching": "3-1", "draws": "top_and_random"}),
+        ("best_first", "traversal", {"nodes": 5, "tree_depth": 3}),
+        ("best_first", "follow", {"nodes": 5, "draws": "ranks"}),
+        ("paths", "k_seq", {"paths": 2, "path_length": 2}),
+        ("paths", "traversal", {"paths": 2, "path_length": 2, "trunk": 1}),
+        ("stochastic_beam", "recursive", {"beam_width": 2, "tree_depth": 3}),
+        ("beam", "follow", {"beam_width": 2, "tree_depth": 3, "nodes": 5}),
+        ("optimal", "traversal", {"nodes": 5, "tree_depth": 3}),
+    )
 ]
 CHAINS += [
     {**spec, "name": "relaxed_acceptance", "verifier": v, "drafter": "model"}
@@ -130,8 +145,12 @@ class Watched(Drafter):
             self.drafter.draft.predict = self._counted(
                 self.drafter.draft.predict, self.calls, off=True
             )
-            if hasattr(self.drafter.chain, "attempt"):
-                self.drafter.chain.attempt = self._counted(self.drafter.chain.attempt, self.blocks)
+        if isinstance(self.drafter, NodeDrafter):
+            draft = self.drafter.nodes.draft
+            draft.predict = self._counted(draft.predict, self.calls, off=True)
+        chain = getattr(self.drafter, "chain", None)
+        if hasattr(chain, "attempt"):
+            chain.attempt = self._counted(chain.attempt, self.blocks)
 
     def _counted(self, call: Callable, counts: list[int], off: bool = False) -> Callable:
         def counted(*args):
@@ -261,6 +280,12 @@ def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, 
         assert any(drafter.proposed), "the host cannot know where it stops"
     else:
         assert none(drafter.proposed)
+
+
+@pytest.mark.parametrize(("spec", "space"), cases(TREES))
+def test_a_tree_never_waits(monkeypatch, spec, space):
+    drafter = watched(monkeypatch, spec, SPACES[space])
+    assert none(drafter.proposed) and none(drafter.verified) and sum(drafter.calls) > 2
 
 
 @pytest.mark.parametrize("spec", PLAIN + LATENT, ids=named)
@@ -422,8 +447,9 @@ def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypa
 
 
 def test_control_a_policy_that_always_asks_is_found(monkeypatch):
+    policy = registry.get("length_policy", "constant")
     monkeypatch.setattr(
-        POLICIES["constant"], "stop", lambda self, mass: torch.zeros_like(mass, dtype=torch.bool)
+        policy, "stop", lambda self, mass, logprobs: torch.zeros_like(mass, dtype=torch.bool)
     )
     drafter = watched(monkeypatch, {"name": "speculative"}, SPACES["all"])
     assert any(drafter.proposed)
