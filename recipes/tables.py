@@ -1,13 +1,12 @@
 """Context tables of ``init: table``: what the tokens of a model's world follow.
 
-    python -m gen.recipes.tables image-causal      the run that made gen/zoo/image-causal's table
+    python -m gen.recipes.tables image-causal --offsets "[[-1,0],[0,-1]]"   the table of the zoo
 
 A table holds token sequences: those that the model generates for training conditions, one for each,
-and those of rendered training media as its tokenizer encodes them. The former are closer to what is
-drafted, the latter cost no forward pass. ``--generated`` conditions are drawn, of which the
-distinct ones count; ``--rendered`` sequences fill the table up (of images alone). ``--offsets`` are
-the neighbours, the one counted from level 1 on first; without them they are chosen by the
-likelihood of every second sequence (``choose_offsets``).
+and, if asked for, those of rendered training images as the tokenizer encodes them, which cost no
+forward pass and help less. ``--generated`` conditions are drawn, of which the distinct ones count.
+``--offsets`` are the neighbours, the one counted from level 1 on first; without them they are
+chosen by the likelihood of every second sequence (``choose_offsets``).
 
 Sequences for evaluation are of held-out conditions, so none of them is in a table.
 """
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="zoo name or folder of a causal model")
     parser.add_argument("--modality", default=None, help="the first word of the model's name")
     parser.add_argument("--generated", type=int, default=326, help="conditions (326)")
-    parser.add_argument("--rendered", type=int, default=865, help="rendered media (865)")
+    parser.add_argument("--rendered", type=int, default=0, help="rendered images (0)")
     parser.add_argument("--offsets", type=json.loads, default=None, help="such as [[-1,0],[0,-1]]")
     args = parser.parse_args(argv)
     modality = args.modality or Path(args.model).name.split("-")[0]

@@ -212,7 +212,10 @@ class TreeBuilder:
     def expand(self) -> None:
         """Ask the source for the distributions after the newest drafts, in one forward pass."""
         if self._asked < self.size:
-            self._count(self.tree.exists[:, self._asked :].any(1))
+            newest = self.tree.exists[:, self._asked :]
+            if self.tree.is_chain:  # alone, a row's chain ends where it has no more room
+                newest = newest & (self.tree.depth[:, self._asked :] + 1 < self.room[:, None])
+            self._count(newest.any(1))
             self._ask()
 
     def expand_for(self, nodes: Tensor) -> None:

@@ -397,8 +397,9 @@ def write(sections: list[str], names: list[str]) -> None:
         began, made = time.perf_counter(), makers(section)
         renewed = {name: make() for name, make in made.items() if not names or name in names}
         kept = {name: entry for name, entry in entries.get(section, {}).items() if name in made}
-        every = {**kept, **renewed}  # with names, others may be newer than the file
-        entries[section] = {name: every[name] for name in made if name in every}
+        known = {**kept, **renewed}
+        # a spec that is new and was not named has no entry yet
+        entries[section] = {name: known[name] for name in made if name in known}
         seconds = time.perf_counter() - began
         print(f"{section}: {len(renewed)} entries in {seconds:.1f} s", flush=True)
     plain = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))

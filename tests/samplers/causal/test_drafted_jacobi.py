@@ -32,9 +32,7 @@ CONTEXTS = len(PROMPTS)
 COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 jacobi = registry.get("sampler", "speculative_jacobi")
 COUPLINGS = list(registry.table("coupling"))
-LAW_COUPLINGS = [
-    n for n, c in registry.table("coupling").items() if c.guarantee == "same_distribution"
-]
+COMPARING = [n for n, c in registry.table("coupling").items() if c.guarantee == "same_distribution"]
 KEEPING = [n for n, c in registry.table("coupling").items() if c.keeps_noise]
 SOME_TABLE = ContextTable(
     torch.tensor([[0, 1, 1], [2, 1, 0], [0, 1, 2], [1, 1, 2]]), (3,), 3, [(-1,)]
@@ -47,7 +45,7 @@ def with_table(monkeypatch):
     monkeypatch.setattr(tables, "table_of", lambda target, table: SOME_TABLE)
 
 
-def law_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> float:
+def distribution_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> float:
     """The largest error of a probability, over three contexts in one ragged batch."""
     space = space_of((length,), ids)
     model = TabularCausal.with_params(sampling, ids)
@@ -58,9 +56,8 @@ def law_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> floa
         return sampler(target, rng, draft=draft if sampler.drafted else None).tokens
 
     found = enumerate_distribution(decode, CONTEXTS)
-    return max(
-        distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS)
-    )
+    expected = [causal_distribution(model, space, sampling, c) for c in range(CONTEXTS)]
+    return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
@@ -86,18 +83,18 @@ def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
 @pytest.mark.thinned(4)
 def test_a_draft_model_keeps_the_distribution(with_table, coupling, init, rounds):
     sampler = jacobi(coupling=coupling, window=3, init=init, draft_rounds=rounds)
-    assert law_error(sampler) < EXACT
+    assert distribution_error(sampler) < EXACT
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_a_table_keeps_the_distribution(with_table, coupling):
-    assert law_error(jacobi(coupling=coupling, window=3, init="table")) < EXACT
+    assert distribution_error(jacobi(coupling=coupling, window=3, init="table")) < EXACT
 
 
 @pytest.mark.parametrize("init", ["model", "table"])
 @pytest.mark.parametrize("coupling", KEEPING)
 def test_drafts_that_are_not_corrected_keep_the_distribution(with_table, coupling, init):
-    assert law_error(jacobi(coupling=coupling, window=3, init=init, redraft=False)) < EXACT
+    assert distribution_error(jacobi(coupling=coupling, window=3, init=init, redraft=False)) < EXACT
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -106,18 +103,18 @@ def test_a_draft_model_keeps_the_distribution_of_rows_that_end(coupling):
     assert error_with_end(sampler, with_end(3, ids=2)) < EXACT
 
 
-@pytest.mark.parametrize("coupling", LAW_COUPLINGS)
+@pytest.mark.parametrize("coupling", COMPARING)
 def test_a_trend_keeps_the_distribution(coupling):
-    assert law_error(jacobi(coupling=coupling, window=3, trend=0.5)) < EXACT
+    assert distribution_error(jacobi(coupling=coupling, window=3, trend=0.5)) < EXACT
 
 
 def test_keeping_confident_drafts_does_not_keep_the_distribution():
     sampler = jacobi(coupling="fresh", window=3, keep_threshold=0.5)
     assert sampler.guarantee == "approximate"
-    assert law_error(sampler, SamplingParams(), ids=2) > WRONG
+    assert distribution_error(sampler, SamplingParams(), ids=2) > WRONG
     strict = dataclasses.replace(sampler, keep_threshold=1.0)
     assert strict.guarantee == "same_distribution"
-    assert law_error(strict, SamplingParams(), ids=2) < EXACT
+    assert distribution_error(strict, SamplingParams(), ids=2) < EXACT
 
 
 # --- controls
@@ -134,7 +131,7 @@ def test_control_a_distribution_of_another_context(monkeypatch, with_table, coup
 
     monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
     sampler = jacobi(coupling=coupling, window=3, init=init)
-    assert law_error(sampler, SamplingParams(), ids=3) > WRONG
+    assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
 
 
 def test_control_a_position_that_is_drafted_again_until_it_likes_its_value(monkeypatch):
@@ -148,7 +145,7 @@ def test_control_a_position_that_is_drafted_again_until_it_likes_its_value(monke
 
     monkeypatch.setattr(IteratedInitialiser, "fill", picky)
     sampler = jacobi(coupling="fresh", window=3, init="model")
-    assert law_error(sampler, SamplingParams(), ids=3) > WRONG
+    assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
 
 
 def test_control_drafts_with_noise_of_their_own_cost_forward_passes(monkeypatch):
