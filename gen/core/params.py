@@ -56,6 +56,17 @@ def integer(default: int, least: int = 0) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+def optional_integer(least: int = 0) -> Any:
+    """Declares None, which is the default, or an integer of at least ``least``."""
+
+    def check(name: str, value: Any) -> None:
+        is_integer = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if value is not None and not is_integer:
+            raise bad_value(name, value, f"an integer of at least {least}, or None")
+
+    return field(default=None, metadata={"check": check})
+
+
 def integer_or(default: int, word: str, least: int = 0) -> Any:
     """Declares an integer of at least ``least``, or one word."""
 

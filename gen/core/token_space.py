@@ -67,6 +67,8 @@ class TokenSpace:
         delimiters: tokens that end a sentence or another unit.
         rarity: float [V], minus the logarithm of each token's frequency in the training data, if
             that is known.
+        prompt_tokens: long [n], the token that each id of a prompt stands for, -1 for none; None
+            where a prompt's ids are tokens wherever they may be generated.
         blocks: consecutive slices of positions that cover the grid, for models that decode block by
             block; empty where the model's one ``block_length`` says it.
 
@@ -88,6 +90,7 @@ class TokenSpace:
     rarity: Tensor | None = None
     blocks: tuple[slice, ...] = ()
     end_token_ids: tuple[int, ...] = ()
+    prompt_tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:

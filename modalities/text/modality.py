@@ -99,6 +99,11 @@ class TextModality(GridModality):
                 [rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))]
             )
         delimiters = tuple(frontend.ids("="))  # ends a step of a sum
+        # words of prompts have ids of their own, behind those of answers and of an empty slot
+        said = torch.cat([torch.arange(config.codebook_size), torch.full((self.words,), -1)])
+        said[-len(text_tasks.WORDS) :] = torch.tensor(
+            [frontend.ids(word)[0] for word in text_tasks.WORDS]
+        )
         return replace(
             binding,
             space=replace(
@@ -106,6 +111,7 @@ class TextModality(GridModality):
                 legal=legal,
                 eos_token_id=frontend.eos_token_id,
                 delimiters=delimiters,
+                prompt_tokens=said,
                 rarity=rarity,
             ),
         )

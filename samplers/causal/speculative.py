@@ -22,12 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gen.core.errors import GenError, bad_value
-from gen.core.params import Params, part, subset
+from gen.core.params import Params, optional_integer, part, subset
 from gen.core.registry import register, registry
 from gen.core.sampler import PartSampler, Preset
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.chain import Chain
@@ -54,6 +55,9 @@ class SpeculativeParams(Params):
         draft_temperature: temperature of the drafts' distribution; None is the target's.
         draft_guidance: guidance scale of the drafts' distribution; None is the target's, and 1
             spares the draft model its unconditional half.
+        draft_vocab: number of tokens that may be drafted, the most frequent ones; None for all.
+        draft_table: file of ``gen.recipes.common.draft_table``, with the frequencies and the
+            successors of the model's tokens; None to count in the item's own text.
     """
 
     drafter: str = part("model", "drafter")
@@ -65,6 +69,8 @@ class SpeculativeParams(Params):
     draft_model: str | None = None
     draft_temperature: float | None = None
     draft_guidance: float | None = None
+    draft_vocab: int | None = optional_integer(least=1)
+    draft_table: str | None = None
 
 
 @register("sampler", "speculative")
@@ -158,8 +164,8 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
     def _drafts_nodes(self) -> bool:
         """Whether drafts are drawn node by node, and not by a drafter of chains."""
         source = self._source()
-        makes_chains = source.make.__func__ is not DraftSource.make.__func__
-        return not (self._shape_type().is_chain and self.draws is None and makes_chains)
+        chains = self._shape_type().is_chain and source.makes_chains()
+        return not (chains and self.draws is None and self.draft_vocab is None)
 
     def _draws(self) -> str:
         """Choose how siblings are drawn.
@@ -221,6 +227,9 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
         else:
             shape = kind(params)
         nodes = source.nodes(self, target, draft)
+        if self.draft_vocab is not None:
+            table = None if self.draft_table is None else read_table(self.draft_table, target)
+            nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
         return NodeDrafter(target, nodes, shape, self._draws(), verifier)
 
 

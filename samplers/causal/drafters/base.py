@@ -18,7 +18,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.models.targets.base import StepOutput, Target
-from gen.samplers.engine.causal_loop import CausalStep, Drafter
+from gen.samplers.engine.causal_loop import CausalStep, Drafter, Verdict
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.tree import DRAWS, Tree
 from gen.samplers.engine.window import AUTO
@@ -75,6 +75,14 @@ class Nodes(RowOwner):
             step: context of the step.
             tree: drafts of the step.
             output: distributions of the root and the drafts.
+        """
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        """Read what the verifier made of the step; what follows an eos token is not committed.
+
+        Args:
+            step: context of the step.
+            verdict: accepted drafts, and the token after them.
         """
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:

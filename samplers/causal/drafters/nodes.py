@@ -65,8 +65,15 @@ class NodeDrafter(Drafter):
         tree, logp = self.tree, output.logprobs
         if tree is None:
             ids = step.categorical(logp, "token", step.valid, shared=True)
-            return Verdict(torch.zeros_like(step.start), ids)
-        self.nodes.learn(step, tree, output)
+            verdict = Verdict(torch.zeros_like(step.start), ids)
+        else:
+            self.nodes.learn(step, tree, output)
+            verdict = self._judge(step, tree, logp)
+        self.nodes.accept(step, verdict)
+        return verdict
+
+    def _judge(self, step: CausalStep, tree: Tree, logp: Tensor) -> Verdict:
+        """Let the verifier judge the tree, or the chain that it is."""
         if not tree.is_chain:
             return self.verifier.verify_tree(step, tree, logp)
         length = tree.tokens.shape[1]

@@ -1,0 +1,139 @@
+"""Token recycling: the children of a token are the most probable tokens after its last appearance.
+
+A table holds the ``successors`` most probable tokens after every token, as the target said them
+when the token was last in a forward pass: at all nodes of the tree, rejected ones included. The
+children of a node with token t are entry t, in its order. A static tree of ranks (shapes
+``optimal`` and ``branching``) uses them best.
+
+The table of an item begins empty, or with ``draft_table``, a file with statistics of the target's
+own output; with ``scope: call`` it falls back on what finished items left. Before a draft is
+verified against its own distribution only ranks are known, so nothing is drawn at random.
+
+Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+Recycling" (arXiv 2408.08696).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gen.core.method import method
+from gen.core.params import integer
+from gen.core.registry import register
+from gen.models.targets.base import StepOutput
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import part_params
+from gen.samplers.causal.drafters.context import NONE, Text
+from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableNodes, TableSource
+from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.tree import RANKS, Tree
+
+
+@dataclass(frozen=True)
+class RecyclingParams(ScopeParams):
+    """Parameters of token recycling.
+
+    Attributes:
+        successors: tokens that are kept after each token.
+    """
+
+    successors: int = integer(8, least=1)
+
+
+class RecyclingNodes(TableNodes):
+    """Nodes whose children are the kept successors of their token."""
+
+    table = RowState(start=NONE)  # successors of every token, long [b, V + 1, k]; V is no token
+
+    def __init__(self, target: CausalTarget, params: RecyclingParams, table: TokenTable | None):
+        super().__init__(target, params.scope)
+        self.count, self.scope = min(params.successors, self.size), params.scope
+        shape, device = (self.size + 1, self.count), target.device
+        self.shared = torch.full(shape, NONE, device=device)
+        if table is not None:
+            kept = table.successors[:, : self.count]
+            self.shared[: self.size, : kept.shape[1]] = kept
+        self.table = torch.full((target.rows, *shape), NONE, device=device)
+        self.before = self.context.active, self.table  # items and tables of the last step
+        rank = torch.arange(self.count, device=device)
+        self.weights = 0.5 ** rank.to(self.dtype)
+
+    def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
+        self._keep_finished()
+        self.root = text.last(1)
+        return self._children(self.root)[:, 0]
+
+    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+        return self._children(tree.tokens[:, first:])
+
+    def _keep_finished(self) -> None:
+        """Take over what the items that have left the batch had learned, in their order."""
+        if self.scope != CALL:
+            return
+        items, tables = self.before
+        for item in self.context.left.tolist():
+            learned = tables[int((items == item).argmax())]
+            self.shared = torch.where(learned[:, :1] == NONE, self.shared, learned)
+
+    def _children(self, tokens: Tensor) -> Tensor:
+        """Weigh the successors of tokens [b, n]: [b, n, V]."""
+        key = torch.where(tokens < 0, self.size, tokens)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        own = self.table[row, key]
+        found = torch.where(own[..., :1] == NONE, self.shared[key], own)
+        return self.add_up(found, self.weights.expand(found.shape))
+
+    def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
+        length = tree.tokens.shape[1]
+        logp = output.logprobs[:, : length + 1]
+        top = logp.topk(self.count, -1)
+        found = torch.where(top.values.isneginf(), NONE, top.indices)
+        exists = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
+        # behind a draft that the target cannot say there need not be a distribution
+        exists = exists & ~logp.isnan().any(-1)
+        tokens = torch.cat([self.root, tree.tokens], 1)
+        # of columns with one token the last one counts
+        same = (tokens[:, :, None] == tokens[:, None]) & exists[:, None]
+        later = torch.ones_like(same[0]).triu(1)
+        key = torch.where(exists & (tokens >= 0) & ~(same & later).any(-1), tokens, self.size)
+        table = self.table.scatter(1, key[..., None].expand_as(found), found)
+        table[:, self.size] = NONE
+        self.table = table
+        self.before = step.items, table
+
+
+@method(
+    "token_recycling",
+    about="drafts the most probable tokens after each token's last appearance",
+    sampler="speculative",
+    params={
+        "drafter": "token_recycling",
+        "shape": "optimal",
+        "draws": "ranks",
+        "verifier": "follow",
+        "nodes": 80,
+        "tree_depth": 6,
+    },
+    paper="2408.08696",
+    title=(
+        "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token"
+        " Recycling"
+    ),
+    aliases={"matrix_top_k": "successors"},
+)
+@register("drafter", "token_recycling", params=RecyclingParams)
+class TokenRecycling(TableSource):
+    """Drafts the most probable tokens after each token's last appearance."""
+
+    draws = (RANKS,)
+
+    @classmethod
+    def nodes(cls, sampler, target, draft):
+        table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
+        params = part_params(sampler, "drafter", "token_recycling")
+        return RecyclingNodes(target, params, table)
