@@ -19,7 +19,8 @@ from gen.core.rng import item_key
 from gen.core.sampler import Sampler, SamplerSpec
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import ModelAdapter, compiled_forward
+from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.language_models import compiled_forward
 from gen.models.targets.base import Target
 from gen.pipeline.models import ModalityModels, same_frontend
 from gen.pipeline.output import ItemPlan

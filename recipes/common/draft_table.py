@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gen.core.sampler import resolve_sampler
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.pipeline.pipeline import load
 from gen.samplers.causal.drafters.trimmed import TokenTable, write_table
 

@@ -11,7 +11,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.causal import CausalTarget
 

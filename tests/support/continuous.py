@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.latent import CausalLatentTarget
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.conditioning import Conditions
-from gen.models.adapters.language_models import ModelAdapter
 
 
 class AmusedLM(ModelAdapter):

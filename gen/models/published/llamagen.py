@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
 
 HEADS = {

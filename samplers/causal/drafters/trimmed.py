@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.method import method
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.drafters.context import NONE, Context

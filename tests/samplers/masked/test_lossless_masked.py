@@ -25,7 +25,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.samplers.masked.chains import chain as marginal_orders
 from gen.samplers.verifiers import base as verifiers
 

@@ -37,7 +37,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.base import ModelAdapter
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, lowest, needs_of
 
