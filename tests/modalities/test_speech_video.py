@@ -74,6 +74,8 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
     elsewhere = {
         p.stem for room in ("text", "image") for p in (ROOT / "configs" / room).glob("*.yaml")
     }
+    presets = registry.table("preset")
+    elsewhere |= {presets[name].sampler for name in elsewhere if name in presets}
     named = {
         name
         for name in (*registry.table("sampler"), *registry.table("preset"))

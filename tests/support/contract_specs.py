@@ -165,7 +165,7 @@ def sampling_for(name: str) -> dict:
     preset = PRESETS.get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
-    verifier = SPECS[name].get("verifier")
+    verifier = SPECS.get(name, {}).get("verifier")
     if verifier is not None and registry.get("verifier", verifier).needs_greedy:
         doubt = {"temperature": 0.0}
     return {

@@ -30,6 +30,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.verifiers import base as verifiers
@@ -50,11 +51,13 @@ STOPPING = [name for name, policy in POLICIES.items() if policy.needs_probabilit
 POLICIES = [name for name, policy in POLICIES.items() if not policy.needs_same_tokens]
 RELAXED = [name for name, rule in VERIFIERS.items() if rule.relaxed]
 
+# initialisers whose drafts are corrected until they no longer change
+ITERATED = [n for n, init in INITS.items() if issubclass(init, IteratedInitialiser)]
 JACOBI = [
     {"name": "speculative_jacobi", "coupling": c, "init": i, "window": 4}
     for c in COUPLINGS
     for i, init in INITS.items()
-    if not init.needs_draft_model
+    if not init.needs_draft_model and i not in ITERATED
 ]
 JACOBI += [
     {"name": "relaxed_acceptance", "verifier": v, "coupling": c, "window": 4}
@@ -267,6 +270,16 @@ def test_what_drafts_for_itself_never_waits(monkeypatch, spec, space):
     assert none(drafter.proposed) and none(drafter.verified)
 
 
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_corrected_drafts_wait_once_between_their_rounds(monkeypatch, coupling):
+    """The rounds end where no draft changed, which the device alone knows."""
+    spec = {"name": "speculative_jacobi", "coupling": coupling, "init": "table", "window": 4}
+    drafter = watched(monkeypatch, {**spec, "draft_rounds": 3}, SPACES["all"])
+    assert none(drafter.verified) and any(drafter.proposed)
+    for waits in drafter.proposed:
+        assert waits == ["cpu", "numpy"] * (len(waits) // 2) and len(waits) <= 2 * 2
+
+
 @pytest.mark.parametrize(("spec", "space"), cases(CHAINS))
 @pytest.mark.thinned(3)
 def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, spec, space):
@@ -315,7 +328,10 @@ def test_every_causal_sampler_is_watched():
     causal = {
         name for name, sampler in registry.table("sampler").items() if sampler.protocol == "causal"
     }
-    assert {spec["name"] for spec in PLAIN + JACOBI + CHAINS + LATENT + TRIED} == causal
+    # a step of hypotheses copies its scores to the host: tests of the rules without draws
+    hypotheses = {"adaptive_lookahead", "beam_search", "momentum_decoding", "superposed_decoding"}
+    watched = {spec["name"] for spec in PLAIN + JACOBI + CHAINS + LATENT + TRIED}
+    assert watched | hypotheses == causal and not watched & hypotheses
 
 
 def between_calls(sampler, target: Callable) -> list[list[str]]:

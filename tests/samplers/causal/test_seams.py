@@ -133,9 +133,15 @@ def test_control_a_tree_taken_for_a_chain_is_found(monkeypatch):
         test_each_node_of_a_tree_has_the_logits_of_its_path(1.0, False)
 
 
+class Chains(TabularCausal):
+    """Model that takes no trees."""
+
+    forward_tree = None
+
+
 def test_a_model_that_takes_chains_alone_says_so():
-    of = causal_target(TabularCausal(5), TokenSpace.codes((3,), 5, 5), SamplingParams(), [0])
-    with pytest.raises(GenError, match="draft is a tree, and TabularCausal"):
+    of = causal_target(Chains(5), TokenSpace.codes((3,), 5, 5), SamplingParams(), [0])
+    with pytest.raises(GenError, match="draft is a tree, and Chains"):
         of.predict(torch.zeros(1, 2, dtype=torch.long), positions_of(0, 2, 1), torch.tensor([[-1]]))
 
 
