@@ -191,7 +191,7 @@ def test_all_parts_are_exercised():
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_contract(name, check):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     check(bench(sampler.protocol, model_for(sampler)), sampler, sampling)
@@ -201,7 +201,7 @@ def test_contract(name, check):
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_contract_with_the_embedded_architecture(name):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench(sampler.protocol, "llama")
@@ -233,7 +233,7 @@ def test_presets_are_samplers_with_parameters(name):
 
 
 @pytest.mark.parametrize("name", MASKED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_canvas_keeps_what_it_holds(name):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench("masked", model_for(sampler))

@@ -92,7 +92,7 @@ def same(a, b) -> bool:
     return np.asarray(a).shape == np.asarray(b).shape
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_samplers_write_media_that_can_be_read_and_a_second_run_makes_nothing(case, pipe, tmp_path):
     protocols = pipe.bound(pipe.model)[0].protocols
     for number, sampler in enumerate(case.samplers):

@@ -192,7 +192,7 @@ def test_a_sampler_takes_no_more_forward_passes_than_it_took(name):
 
 
 @pytest.mark.parametrize(("modality", "sampler"), MARKED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_a_headline_sampler_takes_no_more_forward_passes_of_the_zoo(modality, sampler):
     assert not (problem := verdict(modality, sampler, on_zoo(modality, sampler), held())), problem
 

@@ -43,7 +43,7 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize("params", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_trees_keep_the_distribution(params):
     assert error(speculative(**params), space_of((3,), 3)) < EXACT
 
