@@ -26,6 +26,7 @@ from gen.config.yaml_text import dump_yaml, load_yaml
 from gen.core.registry import registry
 from gen.core.sampler import _composed
 from gen.recipes.action.recipe import main as action_recipe
+from gen.recipes.common.draft_table import main as draft_table_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
 from gen.recipes.motion.recipe import main as motion_recipe
@@ -62,6 +63,7 @@ ON_PAGES = [
     if not quick or p.stem not in SLOW_PAGES
 ]
 RECIPES = {
+    "gen.recipes.common.draft_table": draft_table_recipe,
     "gen.recipes.image": image_recipe,
     "gen.recipes.image.latents": image_latents_recipe,
     "gen.recipes.speech": speech_recipe,
