@@ -22,7 +22,7 @@ from gen.bench.oracle import bench_oracle
 from gen.bench.report import ALL, machine, tell
 from gen.bench.speed import bench_speed
 from gen.bench.table import REFERENCE, tabulate
-from gen.bench.variants import DEFAULT, Variant, choose, serves
+from gen.bench.variants import DEFAULT, Variant, choose, model_options, serves
 from gen.core.checks import check_int, parse_counts
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -90,12 +90,7 @@ def measured(
     become rows with that reason."""
     sizes = parse_counts(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
-    said = {
-        "model": args.model,
-        "device": args.device or "cpu",
-        "dtype": args.dtype or "float32",
-        "compile": bool(args.compile),
-    }
+    said = model_options(args)
     pipe = load(args.modality, **said)
     variants, errors = _measurable(args, pipe, variants, sizes, several)
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)

@@ -27,7 +27,7 @@ import torch
 from gen.bench.measure import prompts_of
 from gen.bench.report import ALL, deliver, machine
 from gen.bench.table import NOTHING, REFERENCE, laid_out
-from gen.bench.variants import Variant, choose, serves
+from gen.bench.variants import Variant, choose, model_options, serves
 from gen.core.checks import parse_counts
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -75,12 +75,7 @@ def bench_speed(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     sizes = parse_counts(args.batch_sizes, "--batch-sizes")
     asked = args.samplers is not None
     args.samplers = args.samplers or ",".join(speculative_names())
-    said = {
-        "model": args.model,
-        "device": args.device or "cpu",
-        "dtype": args.dtype or "float32",
-        "compile": bool(args.compile),
-    }
+    said = model_options(args)
     pipe = load(args.modality, **said)
     variants = [v for v in choose(args) if asked or serves(pipe, v.spec, v.sampling)]
     if not variants or variants[0].label != REFERENCE:

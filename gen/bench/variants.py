@@ -45,6 +45,16 @@ class Variant:
     asked: bool = True
 
 
+def model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that the model is loaded with."""
+    return {
+        "model": args.model,
+        "device": args.device or "cpu",
+        "dtype": args.dtype or "float32",
+        "compile": bool(args.compile),
+    }
+
+
 def choose(args: argparse.Namespace) -> list[Variant]:
     """Return the reference, then the requested rows. All are resolved, so a typo fails here."""
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]

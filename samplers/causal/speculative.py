@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gen.core.errors import GenError, bad_value
-from gen.core.params import Params, optional_integer, part, subset
+from gen.core.params import Params, optional_integer, part
 from gen.core.registry import register, registry
 from gen.core.sampler import PartSampler, Preset
-from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
@@ -158,8 +158,7 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
 
     def _shape_params(self) -> Params | None:
         """Parameters of the shape, if it has some."""
-        declared = registry.params_of("shape", self.shape)
-        return None if declared is None else subset(declared, vars(self))
+        return part_params(self, "shape", self.shape)
 
     def _drafts_nodes(self) -> bool:
         """Whether drafts are drawn node by node, and not by a drafter of chains."""
