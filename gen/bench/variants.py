@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
@@ -76,7 +76,7 @@ def choose(args: argparse.Namespace) -> list[Variant]:
                 Variant(
                     label,
                     spec,
-                    asdict(resolve_sampler(spec, sampling)[1]),
+                    resolve_sampler(spec, sampling)[1].to_dict(),
                     base,
                     along,
                     said.get(along),
@@ -126,7 +126,7 @@ def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
         sampler = resolve_sampler(spec, sampling)[0]
         pipe.model_name(spec)
         if sampler.drafted:
-            pipe.draft_name(spec)
+            pipe.draft_names(spec)
     except GenError:
         return False
     return True

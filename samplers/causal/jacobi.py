@@ -18,188 +18,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from gen.core.checks import check_int
 from gen.core.errors import bad_value
 from gen.core.method import Limit
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset, Sampler
-from gen.core.token_space import TokenSpace
-from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.couplings import Coupling, Fresh, without_eos
-from gen.samplers.causal.initialisers.base import Entering, Initialiser
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
-from gen.samplers.engine.host import to_device
-from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
-from gen.samplers.verifiers.base import ROW, PositionVerifier, Proposal
-
-
-class JacobiDrafter(Windowed):
-    """Drafter that holds the iterate: drafts, and the distribution each came from if the coupling
-    compares distributions, for the positions after the last committed token."""
-
-    # the first `carried` of the drafts below are carried over from the last step, int64 [b]
-    carried = RowState(start=0)
-    tokens = RowState()  # [b, n]
-    logq: RowState = RowState()  # their distributions [b, n, V]
-    kind = RowState()  # and which kind those are, [b, n]
-    before = RowState()  # with a ``trend``: what the target said there last, [b, n, V]
-    num_before = RowState(start=0)  # how many of them there are, int64 [b]
-
-    def __init__(
-        self,
-        window: int | AutoWidth,
-        coupling: Coupling,
-        init: Initialiser,
-        space: TokenSpace,
-        legal: Tensor,
-        trend: float = 0.0,
-    ):
-        super().__init__(window)
-        self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
-        self.targets, self.trend = init.targets, trend
-        self._nothing_legal = legal[None, :0]  # bool [1, 0, V]
-
-    @property
-    def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *self.init.stores)
-
-    @property
-    def nfe(self) -> list[int] | None:
-        return self.init.nfe
-
-    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
-        b, width = step.positions.shape
-        length = min(self.window - 1, width)
-        if self.carried is None:
-            self.carried = np.zeros(b, dtype=np.int64)
-            self.tokens = torch.zeros(b, 0, dtype=torch.long, device=tokens.device)
-            self.kind, self.logq = (
-                self.tokens,
-                torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
-            )
-        drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
-        compares, redrafts = self.coupling.compares, self.init.redrafts
-        kind, logq, legal = self.kind, self.logq, self._nothing_legal
-        if compares or redrafts:
-            kind, logq = _resize(kind, length), _resize(logq, length)
-        if compares and length:
-            legal = self._legal(step.positions[:, :length])
-        room, failed = np.minimum(step.widths, length), None
-        if length and (redrafts or (self.carried < room).any()):
-            entering = self._entering(step, tokens, drafts, drafted, legal)
-            if redrafts:
-                entering.logp = logq
-            filled, first, active = self.init.fill(entering), entering.first, entering.active
-            drafts[:, first:] = torch.where(active, filled.tokens, drafts[:, first:])
-            if filled.failed is not None:
-                failed = torch.zeros_like(drafted)
-                failed[:, first:] = filled.failed
-            if compares:
-                kind[:, first:] = torch.where(active, filled.kind, kind[:, first:])
-            if compares and filled.logq is not None:
-                logq = logq.to(torch.promote_types(logq.dtype, filled.logq.dtype))
-                new = filled.logq.to(logq.dtype)
-                logq[:, first:] = torch.where(active[..., None], new, logq[:, first:])
-        self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
-        if failed is None and self.targets:
-            failed = torch.zeros_like(drafted)
-        return Draft(drafts, drafted, failed=failed)
-
-    def _entering(
-        self, step: CausalStep, tokens: Tensor, drafts: Tensor, drafted: Tensor, legal: Tensor
-    ) -> Entering:
-        """Describe the positions that are to be drafted.
-
-        Args:
-            step: context of the step.
-            tokens: committed tokens [b, T].
-            drafts: drafts so far [b, L].
-            drafted: drafts that a row has or gets, bool [b, L].
-            legal: allowed tokens of the drafts [b, L, V], where the coupling compares.
-        """
-        length = drafts.shape[1]
-        begins, ends = np.minimum(self.carried, length), np.minimum(step.widths, length)
-        entering = drafted & to_device(np.arange(length) >= begins[:, None], tokens.device)
-
-        def canvas() -> Tensor:
-            """Join committed tokens and drafts so far, [b, T]."""
-            total = tokens.shape[1]  # what is not carried goes to a position behind all others
-            at = torch.where(drafted & ~entering, step.positions[:, :length], total)
-            return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
-
-        first = 0 if self.init.redrafts else int(begins.min())
-        active = drafted if self.init.redrafts else entering[:, first:]
-        compares = self.coupling.compares
-        here = legal[:, first:] if compares else self._legal(step.positions[:, first:length])
-        return Entering(step, first, begins, ends, active, here, compares, tokens, canvas)
-
-    def _legal(self, positions: Tensor) -> Tensor:
-        """Look up the tokens that may be drafted at positions [b, n]: bool [b, n, V]."""
-        return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
-
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        proposal, logp = self.proposal, output.logprobs
-        if not self.drafted.shape[1]:
-            ids = step.categorical(logp, "token", step.valid, shared=True)
-            return Verdict(torch.zeros_like(step.start), ids)
-        compares = self.coupling.compares
-        if compares and proposal.logq.dtype != logp.dtype:
-            proposal.logq = proposal.logq.to(logp.dtype)
-        next_logprobs = said = without_eos(logp, self.space.eos_token_id)
-        if self.trend:
-            next_logprobs = self._extrapolated(said)
-        verdict = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
-        accepted, ids = verdict.num_accepted, verdict.tokens
-        # what lies past the token that follows the accepted drafts is the next iterate, drawn from
-        # p or p without an end: q
-        width = logp.shape[1]
-        inside = (accepted[:, None] + torch.arange(1, width + 1, device=logp.device)).clamp_max_(
-            width - 1
-        )
-        self.tokens = ids.gather(1, inside)
-        if self.trend:
-            self.before = said.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
-        if compares or self.init.redrafts:
-            # one distribution less while the next one is made
-            self.logq = None
-            del self.proposal, proposal
-            self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
-            self.kind = torch.full_like(self.tokens, ROW)
-        return verdict
-
-    def _extrapolated(self, logp: Tensor) -> Tensor:
-        """Raise what rose since the target was last asked: log norm(p (p / before) ** trend), and p
-        where it was not asked. Tokens without mass before or now keep what they have."""
-        before = self.before
-        if before is None:
-            return logp
-        before = _resize(before, logp.shape[1])
-        rise = torch.where(logp.isfinite() & before.isfinite(), logp - before, 0.0)
-        column = torch.arange(logp.shape[1], device=logp.device)
-        is_known = column < to_device(self.num_before, logp.device)[:, None]
-        moved = (logp + self.trend * rise).log_softmax(-1)
-        return torch.where(is_known[..., None], moved, logp)
-
-    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        super().observe(step, num_accepted, num_drafted)
-        self.carried = np.maximum(step.widths - num_accepted - 1, 0)
-        if self.trend:
-            self.num_before = self.carried
-
-
-def _resize(x: Tensor, length: int) -> Tensor:
-    """[b, n, ...] cut, or a copy padded with zeros, to [b, length, ...]."""
-    if x.shape[1] >= length:
-        return x[:, :length]
-    out = x.new_zeros(len(x), length, *x.shape[2:])
-    n = min(length, x.shape[1])
-    out[:, :n] = x[:, :n]
-    return out
+from gen.samplers.causal.couplings import Coupling, Fresh
+from gen.samplers.causal.jacobi_drafter import JacobiDrafter
+from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
+from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.outputs import CALL, ITEM
+from gen.samplers.engine.window import AUTO, AutoWidth, checked, width_of
+from gen.samplers.verifiers.base import PositionVerifier
 
 
 def _is_number(x: object) -> bool:
@@ -219,7 +52,12 @@ class SpeculativeJacobi(Sampler):
     ``draft_rounds``: its forward passes per round at most; None for as many as change a draft.
 
     Of table and model_table: ``table``, a table's file or the name of the model that it lies
-    beside, or empty; None for the one beside the model's weights.
+    beside, or empty; None for the one beside the model's weights. ``scope``: item, or call to count
+    the call's finished items as well, which takes a coupling whose tokens do not depend on the
+    drafts (gumbel).
+
+    ``tree_width``, of the coupling maximal: candidates at every node of the first ``tree_levels``
+    levels of a window; 1 is a chain. ``window`` counts them.
 
     ``keep_threshold``, of the coupling fresh: drafts past the first rejection stay if they would be
     accepted with a higher probability; 1 keeps none. ``trend``: power of a token's rise since the
@@ -236,6 +74,9 @@ class SpeculativeJacobi(Sampler):
     draft_rounds: int | None = 3
     redraft: bool | None = None
     table: str | None = None
+    scope: str = ITEM
+    tree_width: int = 1
+    tree_levels: int = 2
     keep_threshold: float = 1.0
     trend: float = 0.0
 
@@ -272,6 +113,8 @@ class SpeculativeJacobi(Sampler):
             raise bad_value(
                 "sampler.table", self.table, "a file, the name of a model, empty, or None"
             )
+        self._check_scope(coupling)
+        self._check_tree()
         if self.redraft is not None and not isinstance(self.redraft, bool):
             raise bad_value("sampler.redraft", self.redraft, "true, false or None")
         if self.redraft and not coupling.keeps_noise:
@@ -281,6 +124,39 @@ class SpeculativeJacobi(Sampler):
                 f"false or None, because the coupling {self.coupling} draws drafts with new noise;"
                 " gumbel and gumbel_shared keep that of their positions",
             )
+
+    def _check_scope(self, coupling: type[Coupling]) -> None:
+        """Check what the table learns from. Raises ``GenError``."""
+        if self.scope not in (ITEM, CALL):
+            raise bad_value("sampler.scope", self.scope, f"{ITEM} or {CALL}")
+        if self.scope == ITEM:
+            return
+        known = registry.table("initialiser").items()
+        able = [name for name, init in known if init.has_table]
+        if self.init not in able:
+            expected = f"{' or '.join(able)} with sampler.scope {CALL}; {self.init} has no table"
+            raise bad_value("sampler.init", self.init, expected)
+        if coupling.guarantee != "same_tokens":
+            raise bad_value(
+                "sampler.scope",
+                self.scope,
+                f"{ITEM} with the coupling {self.coupling}, or gumbel, whose tokens do not depend"
+                " on which items were finished before",
+            )
+
+    def _check_tree(self) -> None:
+        """Check the tree at the beginning of a window. Raises ``GenError``."""
+        for name in ("tree_width", "tree_levels"):
+            check_int(f"sampler.{name}", vars(self)[name], 1)
+        if self.tree_width == 1:
+            return
+        if self.coupling != "maximal":
+            expected = f"1 with the coupling {self.coupling}, or the coupling maximal"
+            raise bad_value("sampler.tree_width", self.tree_width, expected)
+        least = 2 + self.tree_levels + num_siblings(self.tree_width, self.tree_levels)
+        if isinstance(self.window, str) or self.window < least:
+            expected = f"a number of at least {least}, which the tree and its chain take"
+            raise bad_value("sampler.window", self.window, expected)
 
     @property
     def redrafts(self) -> bool:
@@ -322,13 +198,15 @@ class SpeculativeJacobi(Sampler):
         coupling = coupling() if verifier is None else coupling(verifier)
         if isinstance(coupling, Fresh):
             coupling.keep_threshold = self.keep_threshold
+        parts = (coupling, init, target.space, target.legal, self.trend)
+        if self.tree_width > 1:
+            chain = int(self.window) - num_siblings(self.tree_width, self.tree_levels)
+            exact = target.model.dtype == torch.float64
+            return ProactiveDrafter(
+                (self.tree_width, self.tree_levels), exact, min(chain, target.length), *parts
+            )
         return JacobiDrafter(
-            width_of(self.window, self, target) if window is None else window,
-            coupling,
-            init,
-            target.space,
-            target.legal,
-            self.trend,
+            width_of(self.window, self, target) if window is None else window, *parts
         )
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
@@ -382,6 +260,17 @@ for _preset in (
         ),
         paper="2512.07503",
         limit=Limit("plain autoregression", {"keep_threshold": 1.0}),
+    ),
+    Preset(
+        "sjd_pac",
+        "speculative_jacobi",
+        {"coupling": "maximal", "tree_width": 3},
+        about=(
+            "a tree of candidates where a window begins, and maximal coupling behind it; exact,"
+            " since the first accepted sibling counts and all come from the iterate's distribution"
+        ),
+        paper="2603.18599",
+        example={"window": 16},
     ),
     Preset(
         "sjd_vp",

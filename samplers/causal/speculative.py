@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gen.core.errors import GenError, bad_value
 from gen.core.params import Params, optional_integer, part
 from gen.core.registry import register, registry
-from gen.core.sampler import PartSampler, Preset
+from gen.core.sampler import PartSampler, Preset, draft_models
 from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
@@ -51,7 +51,8 @@ class SpeculativeParams(Params):
         verifier: part that decides which drafts are accepted.
         policy: part that decides how long the chains of a draft model are.
         num_speculative_tokens: drafts of a chain per round; auto for a draft model alone.
-        draft_model: name of a model; None for the modality's own.
+        draft_model: name of a model; None for the modality's own. The drafter several takes a list
+            of names, or names joined by commas.
         draft_temperature: temperature of the drafts' distribution; None is the target's.
         draft_guidance: guidance scale of the drafts' distribution; None is the target's, and 1
             spares the draft model its unconditional half.
@@ -83,6 +84,9 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
     reference = "plain autoregression"
 
     def __init__(self, **values):
+        models = values.get("draft_model")
+        if isinstance(models, (list, tuple)) and all(isinstance(m, str) for m in models):
+            values["draft_model"] = ",".join(models)
         super().__init__(**values)
         self.check_drafting()
         verifier, source = self._rule(), self._source()
@@ -104,6 +108,11 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
                 " speculative_jacobi and relaxed_acceptance have",
             )
         self._check_tree()
+        if not self.takes_several_drafts and len(draft_models(self.draft_model)) > 1:
+            known = registry.table("drafter").items()
+            able = " or ".join(name for name, source in known if source.several)
+            expected = f"one model; sampler.drafter {able} takes several"
+            raise bad_value("sampler.draft_model", self.draft_model, expected)
         source.check(self)
         self._draws()
         self._check_length()
@@ -195,6 +204,16 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
     @property
     def drafted(self) -> bool:
         return self._source().needs_draft_model
+
+    @property
+    def takes_several_drafts(self) -> bool:
+        return self._source().several
+
+    @property
+    def draft_names(self) -> tuple[str | None, ...]:
+        if not self.takes_several_drafts:
+            return super().draft_names
+        return draft_models(self.draft_model) or (None,)
 
     @property
     def timed(self) -> bool:

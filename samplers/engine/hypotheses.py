@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.errors import GenError
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
@@ -197,7 +198,13 @@ class SearchState:
         self.recorder = StatsRecorder(target.items, trace)
         self.num_steps = 0
         space = target.space
-        self.ends = frozenset(() if space.eos_token_id is None else space.ends)
+        has_end = space.eos_token_id is not None
+        self.ends = frozenset((*space.ends, *space.stop_token_ids) if has_end else ())
+        if target.limits is not None:
+            raise GenError(
+                "max_new_tokens differs between items, and a search of hypotheses takes one number;"
+                " expected one, or a sampler that draws tokens"
+            )
 
     def item(self, number: int) -> Item:
         """Describe an item for its search."""

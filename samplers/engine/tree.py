@@ -48,6 +48,9 @@ class Tree:
             log-probabilities [b, L + 1, V].
         draws: one of ``DRAWS``.
         is_chain: whether every draft follows the one before it.
+        other_roots: distributions at the root of all draft models but the first, where there are
+            several, [b, M - 1, V].
+        models: number of the draft model that each column was drawn from.
     """
 
     tokens: Tensor
@@ -58,6 +61,17 @@ class Tree:
     logq: Tensor
     draws: str
     is_chain: bool = False
+    other_roots: Tensor | None = None
+    models: tuple[int, ...] = ()
+
+    def drawn_from(self, column: int) -> Tensor:
+        """Return the log-probabilities [b, V] that a draft was drawn from, if it is random."""
+        parent = self.parents[:, column]
+        logq = self.logq[torch.arange(len(parent), device=parent.device), parent + 1]
+        if self.other_roots is None or not self.models[column]:
+            return logq
+        at_root = self.other_roots[:, self.models[column] - 1]
+        return torch.where(parent[:, None] < 0, at_root, logq)
 
     def select(self, columns: Tensor) -> Tree:
         """Take some columns of each row, long [b, n]: in their order, with all their ancestors."""
@@ -116,7 +130,14 @@ def node_positions(step: StepContext, depth: Tensor, columns: Tensor | int) -> T
 
 
 class NodeSource(Protocol):
-    """Distributions that the drafts of a tree are drawn from, as a builder reads them."""
+    """Distributions that the drafts of a tree are drawn from, as a builder reads them.
+
+    Attributes:
+        other_roots: after ``begin``, the distributions [b, M - 1, V] of further draft models there;
+            None where there is one.
+    """
+
+    other_roots: Tensor | None
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         """Return the log-probabilities [b, V] of the token after the last committed one.
@@ -169,7 +190,8 @@ class TreeBuilder:
         root = source.begin(step, tokens)[:, None]
         none = tokens[:, :0].long()
         no = none.bool()
-        self.tree = Tree(none, none, no, none, no, root, draws, is_chain)
+        others = source.other_roots
+        self.tree = Tree(none, none, no, none, no, root, draws, is_chain, others)
         # distribution of the next child of the root and of each draft, [b, n + 1, V]
         self.rest = root.clone()
         self._asked = 0  # drafts whose own distribution is known
@@ -180,6 +202,11 @@ class TreeBuilder:
     def size(self) -> int:
         """Drafts so far."""
         return self.tree.tokens.shape[1]
+
+    @property
+    def num_models(self) -> int:
+        """Draft models that the source asks."""
+        return 1 if self.tree.other_roots is None else 1 + self.tree.other_roots.shape[1]
 
     @property
     def most_depth(self) -> int:
@@ -258,13 +285,20 @@ class TreeBuilder:
         self.tree.logq[row, parents + 1] = self.next_logq(parents)
         return top
 
-    def add(self, parents: Tensor, chosen: Tensor | None = None, active: Tensor | None = None):
+    def add(
+        self,
+        parents: Tensor,
+        chosen: Tensor | None = None,
+        active: Tensor | None = None,
+        models: Sequence[int] = (),
+    ) -> Tensor:
         """Add one child to each of n different nodes of every row.
 
         Args:
             parents: columns of the nodes, -1 for the root, long [b, n].
             chosen: the children, long [b, n]; None to draw them.
             active: nodes that get a child, bool [b, n]; None for all.
+            models: draft model that each child is drawn from, n numbers; () for the first one.
 
         Returns:
             Log-probabilities of the children among what their earlier siblings left, [b, n].
@@ -275,6 +309,8 @@ class TreeBuilder:
         depth = torch.where(parents < 0, 0, _taken(tree.depth, above)) + 1
         exists = (parents < 0) | _taken(tree.exists, above)
         rest = self.next_logq(parents)
+        if any(models):
+            rest = self._at_other_roots(rest, parents, models)
         exists = exists & (depth < self.room[:, None]) & ~rest.isneginf().all(-1)
         exists = exists if active is None else exists & active
         random = torch.full_like(exists, chosen is None and tree.draws != RANKS)
@@ -290,8 +326,18 @@ class TreeBuilder:
         columns = {"tokens": ids, "parents": parents, "exists": exists, "depth": depth}
         for name, new in {**columns, "random": random}.items():
             setattr(tree, name, torch.cat([vars(tree)[name], new], 1))
+        tree.models += tuple(models) or (0,) * n
         assert tree.tokens.shape[1] == first + n
         return logmass
+
+    def _at_other_roots(self, rest: Tensor, parents: Tensor, models: Sequence[int]) -> Tensor:
+        """Replace distributions [b, n, V] by those of other draft models where the parent is the
+        root."""
+        assert self.tree.other_roots is not None and self.tree.draws == WITH_REPLACEMENT
+        at_root = self.tree.other_roots.unbind(1)
+        others = torch.stack([at_root[max(model - 1, 0)] for model in models], 1)
+        other = (parents < 0) & self.columns(models).bool()
+        return torch.where(other[..., None], others, rest)
 
     def _draw(self, rest: Tensor, depth: Tensor, first: int, exists: Tensor) -> Tensor:
         step = self.step

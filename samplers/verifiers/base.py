@@ -148,6 +148,7 @@ class Verifier:
         judges_trees: whether it judges trees as well as chains (``verify_tree``).
         draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``).
         needs_greedy: whether it requires temperature 0.
+        takes_several: whether it judges siblings that come from several draft models.
     """
 
     guarantee = "same_distribution"
@@ -155,6 +156,7 @@ class Verifier:
     judges_trees: ClassVar[bool] = False
     draws: ClassVar[tuple[str, ...]] = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
     needs_greedy: ClassVar[bool] = False
+    takes_several: ClassVar[bool] = False
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
         """Make the verifier for these tokens.

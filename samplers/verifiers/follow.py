@@ -32,6 +32,7 @@ class Follow(TreeVerifier):
 
     guarantee = "same_tokens"
     draws = DRAWS
+    takes_several = True
 
     def verify_tree(self, step, tree, logp):
         b, length = tree.tokens.shape

@@ -8,6 +8,9 @@ which they were drawn:
     else p <- norm((p - q)+), and where siblings are drawn without replacement
          q <- norm(q without x)
 
+With replacement each child may come from a distribution of its own, as that of one of several
+draft models does.
+
 If no child is left the next token is drawn from what p is then. A child that was not drawn at
 random has q = 1 at itself: it is accepted with probability p(x), and p loses x.
 
@@ -47,6 +50,7 @@ class Recursive(TreeVerifier):
     """Child after child, each against the residual of those before it."""
 
     draws = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, TOP_AND_RANDOM)
+    takes_several = True
 
     def walk(self, step, tree, logp):
         b, length = tree.tokens.shape
@@ -60,6 +64,8 @@ class Recursive(TreeVerifier):
             if not may_be_any(turn):
                 continue
             ids = tree.tokens[:, column, None]
+            if tree.other_roots is not None:
+                q = tree.drawn_from(column).to(p.dtype).exp()
             own = torch.zeros_like(p).scatter(1, ids, 1.0)
             drawn_from = torch.where(tree.random[:, column, None], q, own)
             chance = (p.gather(1, ids) / drawn_from.gather(1, ids))[:, 0]

@@ -16,7 +16,7 @@ has two where a batched one has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -108,7 +108,7 @@ def peers_of(
                 Variant(
                     p.label,
                     {"peer": p.label},
-                    asdict(p.sampling),
+                    p.sampling.to_dict(),
                     p.label,
                     peer=group,
                     make=make,
@@ -144,7 +144,8 @@ def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -
         {"causal": "speculative" if draft else "autoregressive", "masked": "maskgit"}[protocol]
     )[0]
     try:
-        model, *bound = pipe.bound(pipe.draft_name(sampler) if draft else pipe.model_name(sampler))
+        name = pipe.draft_names(sampler)[0] if draft else pipe.model_name(sampler)
+        model, *bound = pipe.bound(name)
         seen = model.adapter(protocol) if isinstance(model, Checkpoint) else adapter(model)
     except GenError:
         return None

@@ -293,7 +293,7 @@ def beside(
 
 def by_job(pipe: Any, name: str, prompts: list[str], seed: int, folder: Path) -> dict[str, Any]:
     """Run one job. ``batches``: the requests that it sent to the pipeline."""
-    sampling = asdict(pipe.resolve(DEFAULT_SAMPLER, None)[1])
+    sampling = pipe.resolve(DEFAULT_SAMPLER, None)[1].to_dict()
     job = make_job(
         {
             "modality": name,

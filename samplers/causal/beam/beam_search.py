@@ -27,12 +27,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from gen.core.checks import check_int
 from gen.core.errors import bad_value
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import DeterministicSampler, early_stopping
+from gen.samplers.causal.beam.base import PoolSampler
 from gen.samplers.causal.beam.pool import Candidate, Finished, Pool, PoolParams
 from gen.samplers.engine.hypotheses import (
     Extension,
@@ -113,28 +112,22 @@ class Beams(Search):
 )
 @register("sampler", "beam_search")
 @dataclass(frozen=True)
-class BeamSearch(DeterministicSampler):
+class BeamSearch(PoolSampler):
     """Keep the most probable hypotheses at every step.
 
-    ``num_beams``: hypotheses of an item, rows of the batch each. ``length_penalty``: exponent of
-    the length that scores of finished texts are divided by. ``early_stopping``: true, false or
-    never, as in transformers. ``num_beam_groups``, ``diversity_penalty``: groups that avoid each
-    other's tokens. ``rank``: number of the text that comes out, 0 for the best one; where there are
-    fewer, the last one does.
+    ``num_beams``: hypotheses of an item, rows of the batch each. ``num_beam_groups``,
+    ``diversity_penalty``: groups that avoid each other's tokens. ``length_penalty``,
+    ``early_stopping``, ``rank``: those of ``PoolSampler``.
     """
 
     num_beams: int = integer(4, least=1)
     num_beam_groups: int = integer(1, least=1)
     diversity_penalty: float = number(0.0)
-    length_penalty: float = number(1.0, -100, 100)
-    early_stopping: bool | str = early_stopping()
-    rank: int = integer(0)
 
     papers = ("1610.02424",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("sampler.rank", self.rank, 0, self.num_beams - 1)
         if self.num_beams % self.num_beam_groups:
             raise bad_value(
                 "sampler.num_beam_groups",
@@ -142,9 +135,13 @@ class BeamSearch(DeterministicSampler):
                 f"a divisor of num_beams {self.num_beams}",
             )
 
+    @property
+    def num_texts(self) -> int:
+        return self.num_beams
+
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         size = self.num_beams // self.num_beam_groups
-        params = PoolParams(size, self.length_penalty, self.early_stopping)
+        params = self.pool(size)
         width = params.width(len(target.space.ends))
         if self.diversity_penalty:  # so many tokens of a row may be penalised
             width += self.num_beams

@@ -125,6 +125,10 @@ class Momentum(DeterministicSampler):
 
     papers = ("2212.02175",)
 
+    @property
+    def returns_logprobs(self) -> bool:
+        return True
+
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = Resistance(target, self.resistance, self.candidates)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)

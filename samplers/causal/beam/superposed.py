@@ -28,12 +28,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gen.core.checks import check_int
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import DeterministicSampler, early_stopping
-from gen.samplers.causal.beam.pool import Candidate, Pool, PoolParams
+from gen.samplers.causal.beam.base import PoolSampler
+from gen.samplers.causal.beam.pool import Candidate, Pool
 from gen.samplers.engine.hypotheses import (
     Extension,
     Item,
@@ -56,7 +55,7 @@ class Drafts(Search):
 
     def __init__(self, item: Item, params: Superposed):
         self.item, self.params = item, params
-        self.pool = Pool(params.pool(), item)
+        self.pool = Pool(params.pool(params.num_drafts), item)
 
     def extend(self, rows: list[Scores]) -> list[Extension]:
         pool, position = self.pool, len(self.pool.live[0])
@@ -135,32 +134,24 @@ def ngram_probabilities(text: list[int], ids: list[int]) -> list[float]:
 )
 @register("sampler", "superposed_decoding")
 @dataclass(frozen=True)
-class Superposed(DeterministicSampler):
+class Superposed(PoolSampler):
     """Feed a mixture of the drafts' last tokens, and extend all drafts by one distribution.
 
     ``num_drafts``: drafts of an item. ``token_candidates``: most likely tokens that extend them.
     ``ngram_weight``, ``miss_penalty``: share of the n-grams of prompt and draft, and what a draft
-    without any loses. ``length_penalty``, ``early_stopping``: as in beam search. ``rank``: number
-    of the draft that comes out, 0 for the best one; where there are fewer, the last one does.
+    without any loses. ``length_penalty``, ``early_stopping``, ``rank``: those of ``PoolSampler``.
     """
 
     num_drafts: int = integer(3, least=1)
     token_candidates: int = integer(9, least=1)
     ngram_weight: float = number(0.0, most=1.0)
     miss_penalty: float = number(200.0)
-    length_penalty: float = number(1.0, -100, 100)
-    early_stopping: bool | str = early_stopping()
-    rank: int = integer(0)
 
     papers = ("2405.18400",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("sampler.rank", self.rank, 0, self.num_drafts - 1)
-
-    def pool(self) -> PoolParams:
-        """Return the parameters of the pool of drafts."""
-        return PoolParams(self.num_drafts, self.length_penalty, self.early_stopping)
+    @property
+    def num_texts(self) -> int:
+        return self.num_drafts
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         target.require_superposition("superposed decoding")

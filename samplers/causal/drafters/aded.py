@@ -22,7 +22,6 @@ from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import ScopeParams, TableSource, TailNodes
 
@@ -91,7 +90,4 @@ class AdedNodes(TailNodes):
 class Aded(TableSource):
     """Searches the tri-grams of prompt and output for the most probable paths."""
 
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        params = part_params(sampler, "drafter", "aded")
-        return AdedNodes(target, params)
+    nodes_type = AdedNodes

@@ -35,11 +35,14 @@ class Nodes(RowOwner):
 
     Attributes:
         targets: draft models of the same items, whose rows follow the batch.
-        nfe: forward passes of the draft model, of every item; None without one.
+        nfe: forward passes of the draft models together, of every item; None without one.
+        other_roots: after ``begin``, the distributions [b, M - 1, V] of further draft models there;
+            None where there is one.
     """
 
     targets: Iterable[Target] = ()
     nfe: list[int] | None = None
+    other_roots: Tensor | None = None
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         """Return the log-probabilities [b, V] of the token after the last committed one.
@@ -100,6 +103,7 @@ class DraftSource:
         width: the sampler's parameter that says how many drafts a forward pass verifies; empty for
             a fixed number.
         shapes: whether it is made of ``Nodes``, so that every shape fits.
+        several: whether it takes several draft models; ``draft`` is then a sequence of targets.
     """
 
     needs_draft_model: ClassVar[bool] = False
@@ -107,6 +111,7 @@ class DraftSource:
     params: ClassVar[tuple[str, ...]] = ()
     width: ClassVar[str] = ""
     shapes: ClassVar[bool] = True
+    several: ClassVar[bool] = False
 
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +15,8 @@ from torch import Tensor
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.outputs import NONE, Outputs
 
-NONE = -1  # no token: it matches nothing and follows nothing
 MOST_FINISHED = 1 << 14  # tokens of finished items that are kept
 
 
@@ -100,16 +99,13 @@ class Context:
 
     def __init__(self, target: CausalTarget, keeps: bool = False):
         self.prompts, self.keeps = prompt_tokens(target), keeps
-        self.eos_token_id = target.space.eos_token_id
-        self.outputs = torch.full((target.items, target.length), NONE, device=target.device)
-        self.finished = self.prompts[0, :0]  # their texts, one after the other
-        self.active: np.ndarray = np.zeros(0, dtype=np.int64)
-        self.left: np.ndarray = self.active  # items that have been finished since the last step
+        self.outputs = Outputs(target)
+        self.finished = self.prompts[0, :0]  # texts of finished items, one after the other
 
     @property
     def width(self) -> int:
         """Columns of one item's text, with the ``NONE`` before it."""
-        return 1 + self.prompts.shape[1] + self.outputs.shape[1]
+        return 1 + self.prompts.shape[1] + self.outputs.tokens.shape[1]
 
     def read(self, step: CausalStep, tokens: Tensor) -> Text:
         """Return the texts of the rows.
@@ -130,29 +126,18 @@ class Context:
 
     def _remember(self, step: CausalStep) -> None:
         """Append the texts of the items that have left the batch, in their order."""
-        self.left = np.sort(np.setdiff1d(self.active, step.items))
-        self.active = step.items
-        if len(self.left):
-            items = to_device(self.left, self.outputs.device)
-            text = torch.cat([self.prompts[items], self.outputs[items]], 1)
+        left = self.outputs.begin(step)
+        if len(left):
+            items = to_device(left, self.prompts.device)
+            text = torch.cat([self.prompts[items], self.outputs.tokens[items]], 1)
             text = F.pad(text, (1, 0), value=NONE).flatten()
             whole = MOST_FINISHED // self.width * self.width
             self.finished = torch.cat([self.finished, text])[-whole:]
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         """Note what a step commits."""
-        if not self.keeps:
-            return
-        length, most = self.outputs.shape[1], verdict.tokens.shape[1]
-        column = torch.arange(most, device=verdict.tokens.device)
-        at = step.start[:, None] + column
-        known = (column <= verdict.num_accepted[:, None]) & (at < length)
-        if self.eos_token_id is not None:
-            is_eos = (verdict.tokens == self.eos_token_id) & known
-            known = known & (is_eos.long().cumsum(1) - is_eos.long() == 0)
-        lines = F.pad(self.outputs[step.rows], (0, 1), value=NONE)
-        lines.scatter_(1, torch.where(known, at, length), verdict.tokens)
-        self.outputs[step.rows] = lines[:, :length]
+        if self.keeps:
+            self.outputs.accept(step, verdict)
 
 
 def tails_after(tails: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from gen.core.method import method
 from gen.core.params import Params, integer
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.prompt_lookup import CopyNodes
 from gen.samplers.causal.drafters.tables import TableSource
@@ -92,6 +91,4 @@ class InputCopy(TableSource):
 
     draws = (RANKS,)
 
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        return InputNodes(target, part_params(sampler, "drafter", "input_copy"))
+    nodes_type = InputNodes

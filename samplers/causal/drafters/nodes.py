@@ -56,8 +56,13 @@ class NodeDrafter(Drafter):
         self.shape.grow(builder)
         self.nodes.count_passes(step, builder.passes)
         self.tree = tree = builder.finish()
-        nowhere = has_no_distribution(tree.logq)  # [b, L + 1], by node
-        failed = tree.exists & nowhere.gather(1, tree.parents + 1)
+        if tree.other_roots is None:
+            nowhere = has_no_distribution(tree.logq)  # [b, L + 1], by node
+            failed = tree.exists & nowhere.gather(1, tree.parents + 1)
+        else:
+            columns = range(tree.tokens.shape[1])
+            nowhere = [has_no_distribution(tree.drawn_from(column)) for column in columns]
+            failed = tree.exists & torch.stack(nowhere, 1)
         parents = None if self.shape.is_chain else tree.parents
         return Draft(tree.tokens, tree.exists, parents, failed)
 

@@ -131,8 +131,7 @@ class PearlDrafter(Drafter):
             given = torch.where(goes_on, ids, given[:, -1:])
             at = torch.where(goes_on, here + 1, at[:, -1:])
         np.add.at(self.num_passes, step.items, new)
-        if bool(failed.any()):
-            refuse_failed(self.draft, step.items, np.where(failed.cpu().numpy(), first, -1))
+        self.failed = failed
 
     def _joined(self, logprobs: Tensor) -> Tensor:
         """Return the distributions of the ``left`` drafts with room for the new ones."""
@@ -174,7 +173,10 @@ class PearlDrafter(Drafter):
         return Verdict(accepted, verdict.tokens)
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        goes_on = self.goes_on.cpu().numpy()
+        # one copy to the host, of values that are there once the round's counts are
+        goes_on, failed = torch.stack([self.goes_on, self.failed]).cpu().numpy()
+        if failed.any():
+            refuse_failed(self.draft, step.items, np.where(failed, step.starts + self.left, -1))
         index = np.minimum(
             self.seen[:, None] + 1 + np.arange(self.length - 1), self.chain.shape[1] - 1
         )

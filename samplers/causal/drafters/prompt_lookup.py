@@ -20,7 +20,6 @@ from gen.core.method import method
 from gen.core.params import Params, integer
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import TableNodes, TableSource
 from gen.samplers.engine.causal_loop import CausalStep
@@ -99,7 +98,4 @@ class PromptLookup(TableSource):
 
     draws = (RANKS,)
 
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        params = part_params(sampler, "drafter", "prompt_lookup")
-        return LookupNodes(target, params)
+    nodes_type = LookupNodes

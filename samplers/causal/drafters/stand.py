@@ -22,7 +22,6 @@ from gen.core.params import integer
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableSource, TailNodes
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
@@ -62,7 +61,7 @@ class StandNodes(TailNodes):
         self.masses = torch.zeros(shape, dtype=self.dtype, device=target.device)
         # of finished items, column by column as their texts in ``Context.finished``
         self.kept = self.tokens[0, :0], self.masses[0, :0]
-        self.before = self.context.active, self.tokens, self.masses
+        self.before = self.context.outputs.active, self.tokens, self.masses
         self.top: tuple[Tensor, Tensor] | None = None
 
     def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
@@ -114,10 +113,10 @@ class StandNodes(TailNodes):
 
     def _keep_finished(self) -> None:
         """Append the entries of the items that have left the batch, as the context its texts."""
-        if self.scope != CALL or not len(self.context.left):
+        if self.scope != CALL or not len(self.context.outputs.left):
             return
         items, tokens, masses = self.before
-        rows = [int((items == item).argmax()) for item in self.context.left.tolist()]
+        rows = [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
         first = 1 + self.context.prompts.shape[1]
         most = len(self.context.finished)
 
@@ -146,7 +145,4 @@ class StandNodes(TailNodes):
 class Stand(TableSource):
     """Draws from the averaged distributions behind the same last tokens."""
 
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        params = part_params(sampler, "drafter", "stand")
-        return StandNodes(target, params)
+    nodes_type = StandNodes

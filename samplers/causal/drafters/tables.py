@@ -12,8 +12,9 @@ the drafts take it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,12 +24,11 @@ from gen.core.params import Params, choice
 from gen.core.registry import registry
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.drafters.context import Context, Text, tails_after
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.tree import Tree
-
-ITEM, CALL = "item", "call"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,17 @@ class TailNodes(TableNodes):
 
 
 class TableSource(DraftSource):
-    """Source of a table's nodes."""
+    """Source of a table's nodes.
+
+    Attributes:
+        nodes_type: class of the nodes, made of the target and of the drafter's parameters.
+    """
+
+    nodes_type: ClassVar[Callable[[CausalTarget, Any], Nodes]]
+
+    @classmethod
+    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> Nodes:
+        return cls.nodes_type(target, part_params(sampler, "drafter", sampler.drafter))
 
     @classmethod
     def check(cls, sampler: Any) -> None:

@@ -59,7 +59,7 @@ class RecyclingNodes(TableNodes):
             kept = table.successors[:, : self.count]
             self.shared[: self.size, : kept.shape[1]] = kept
         self.table = torch.full((target.rows, *shape), NONE, device=device)
-        self.before = self.context.active, self.table  # items and tables of the last step
+        self.before = self.context.outputs.active, self.table  # items and tables of the last step
         rank = torch.arange(self.count, device=device)
         self.weights = 0.5 ** rank.to(self.dtype)
 
@@ -76,7 +76,7 @@ class RecyclingNodes(TableNodes):
         if self.scope != CALL:
             return
         items, tables = self.before
-        for item in self.context.left.tolist():
+        for item in self.context.outputs.left.tolist():
             learned = tables[int((items == item).argmax())]
             self.shared = torch.where(learned[:, :1] == NONE, self.shared, learned)
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.rows import RowOwner
 
 
@@ -72,6 +72,7 @@ class Initialiser(RowOwner):
 
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.
+        has_table: whether it reads a context table.
         targets: draft models of the same items, whose rows follow the batch.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
             ``active``.
@@ -79,6 +80,7 @@ class Initialiser(RowOwner):
 
     redrafts: bool = False
     needs_draft_model: ClassVar[bool] = False
+    has_table: ClassVar[bool] = False
     targets: tuple[CausalTarget, ...] = ()
 
     @classmethod
@@ -100,3 +102,6 @@ class Initialiser(RowOwner):
     def fill(self, entering: Entering) -> Filled:
         """Draft the positions that enter."""
         raise NotImplementedError
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        """Read what the coupling made of the step; what follows an eos token is not committed."""

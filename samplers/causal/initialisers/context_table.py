@@ -48,10 +48,20 @@ class Level:
     most: int
 
     @classmethod
-    def of(cls, keys: np.ndarray, tokens: np.ndarray, size: int) -> Level:
-        """Count tokens int64 [n] after contexts int64 [n]; ``size``: number of token ids."""
+    def of(
+        cls, keys: np.ndarray, tokens: np.ndarray, size: int, weights: np.ndarray | None = None
+    ) -> Level:
+        """Count tokens after contexts.
+
+        Args:
+            keys: contexts, int64 [n].
+            tokens: the token after each, int64 [n].
+            size: number of token ids V.
+            weights: count of each pair, float64 [n]; None for 1.
+        """
         contexts, number = np.unique(keys, return_inverse=True)
-        pairs, counts = np.unique(number * size + tokens, return_counts=True)
+        pairs, number = np.unique(number * size + tokens, return_inverse=True)
+        counts = np.bincount(number, weights=weights, minlength=len(pairs))
         starts = np.searchsorted(pairs, np.arange(len(contexts) + 1) * size)
         totals = np.bincount(pairs // size, weights=counts, minlength=len(contexts))
         return cls(
@@ -61,6 +71,17 @@ class Level:
             torch.from_numpy(counts.astype(np.float64)),
             torch.from_numpy(totals),
             int(np.diff(starts).max(initial=0)),
+        )
+
+    def plus(self, keys: np.ndarray, tokens: np.ndarray, size: int) -> Level:
+        """Count further tokens int64 [n] after contexts int64 [n], in a level of its own."""
+        known = self.keys.repeat_interleave(self.starts.diff()).numpy()
+        weights = np.concatenate([self.counts.numpy(), np.ones(len(keys))])
+        return Level.of(
+            np.concatenate([known, keys]),
+            np.concatenate([self.ids.numpy(), tokens]),
+            size,
+            weights,
         )
 
     def to(self, device: torch.device) -> Level:
@@ -121,6 +142,22 @@ class ContextTable:
         """Copy the counts to a device."""
         found = copy(self)
         found.levels = [level.to(device) for level in self.levels]
+        return found
+
+    def plus(self, sequences: Tensor, where: Tensor) -> ContextTable:
+        """Count further sequences, in a table of its own.
+
+        Args:
+            sequences: token ids int64 [n, T'], on the CPU.
+            where: position of each neighbour of every position, long [T', K], -1 outside.
+        """
+        around, flat = gather(sequences, where, self.size).flatten(0, 1), sequences.reshape(-1)
+        found = copy(self)
+        vars(found).pop("dense", None)  # of these counts alone
+        found.levels = [
+            level.plus(self.key(around[:, :k]).numpy(), flat.numpy(), self.size)
+            for k, level in enumerate(self.levels)
+        ]
         return found
 
     @cached_property

@@ -31,6 +31,7 @@ from gen.core.sampling_params import SamplingParams, has_no_distribution
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.couplings import without_eos
 from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
@@ -82,6 +83,9 @@ class IteratedInitialiser(Initialiser):
 
     def count(self, entering: Entering, passes: np.ndarray) -> None:
         """Learn how many passes each row took, int64 [b]."""
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        self.guess.accept(step, verdict)
 
     def fill(self, entering: Entering) -> Filled:
         step, b, n = entering.step, *entering.active.shape

@@ -101,6 +101,8 @@ class ModelInitialiser(IteratedInitialiser):
 class ModelTableInitialiser(ModelInitialiser):
     """A draft model continues the iterate and corrects it, from the tokens of a table on."""
 
+    has_table = True
+
     @classmethod
     def first_tokens(cls, sampler, target) -> Initialiser:
         return TableInitialiser.make(dataclasses.replace(sampler, redraft=False), target, None)

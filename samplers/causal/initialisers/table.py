@@ -5,7 +5,9 @@ committed tokens and drafts. Drafts follow from q as from a draft model's (``ite
 
 Counts come from sequences of the model's training world, in ``table.safetensors`` beside its
 weights (``python -m gen.recipes.tables``), and so never from other items. A model in memory, which
-lies in no folder, begins with an empty table, whose q is uniform.
+lies in no folder, begins with an empty table, whose q is uniform. With ``scope: call`` the call's
+finished items are counted as well, as soon as they have finished. The number of forward passes then
+depends on their order, so that only a coupling whose tokens do not depend on the drafts takes it.
 
 Guarantee: that of the coupling. q is fixed by tokens below n.
 """
@@ -26,17 +28,19 @@ from gen.core.registry import register
 from gen.models.load.locate import locate, readable
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.initialisers.base import Entering
+from gen.samplers.causal.initialisers.base import Entering, Filled
 from gen.samplers.causal.initialisers.context_table import (
     ContextTable,
     Offset,
 )
 from gen.samplers.causal.initialisers.copies import Uniform
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
 
 FILE, WEIGHTS, KIND = "table.safetensors", "model.safetensors", "context_table"
 EMPTY = "empty"
-PER_ITEM, PER_CALL = "per_item", "per_call"
 
 
 def digest(folder: Path) -> str:
@@ -137,11 +141,24 @@ def table_of(target: CausalTarget, table: str | None) -> ContextTable:
 
 @register("initialiser", "table")
 class TableInitialiser(IteratedInitialiser):
-    """Tokens that followed the same neighbours before; they correct the iterate, too."""
+    """Tokens that followed the same neighbours before; they correct the iterate, too.
 
-    def __init__(self, table: ContextTable, target: CausalTarget, redrafts: bool):
+    Args:
+        table: counts that it begins with.
+        target: the model with its items.
+        redrafts: whether drafts that are carried on are corrected.
+        scope: item, or call to count finished items too.
+    """
+
+    has_table = True
+
+    def __init__(
+        self, table: ContextTable, target: CausalTarget, redrafts: bool, scope: str = ITEM
+    ):
         super().__init__(target.space, Uniform(), None, redrafts)
-        self.table, self.legal = table.to(target.device), target.legal
+        self.counts, self.legal = table, target.legal
+        self.table = table.to(target.device)
+        self.outputs = Outputs(target) if scope == CALL else None
         # the target's positions are the last ones of the table's grid
         self.shift = len(table.where) - target.length
         where = table.where[self.shift :] - self.shift
@@ -150,7 +167,27 @@ class TableInitialiser(IteratedInitialiser):
     @classmethod
     def make(cls, sampler, target, draft):
         table = table_of(target, sampler.table)
-        return cls(table, target, sampler.redrafts)
+        return cls(table, target, sampler.redrafts, sampler.scope)
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        super().accept(step, verdict)
+        if self.outputs is not None:
+            self.outputs.accept(step, verdict)
+
+    def fill(self, entering: Entering) -> Filled:
+        if self.outputs is not None:
+            left = self.outputs.begin(entering.step)
+            if len(left):
+                self._count(self.outputs.tokens[to_device(left, self.legal.device)].cpu())
+        return super().fill(entering)
+
+    def _count(self, sequences: Tensor) -> None:
+        """Count the tokens of finished items, long [n, T]."""
+        end = self.space.eos_token_id
+        if end is not None:  # what follows the eos token is the eos token
+            sequences = torch.where(sequences == NONE, end, sequences)
+        self.counts = self.counts.plus(sequences, self.where.cpu())
+        self.table = self.counts.to(self.legal.device)
 
     def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
         n = entering.active.shape[1]

@@ -32,6 +32,7 @@ class Shape:
         is_chain: whether every node has one child.
         by_level: whether every level is whole before the distributions behind it are asked for.
         has_budget: whether the parameter ``nodes`` says how many drafts a round has.
+        parts_models: whether it can draw each path from another draft model.
         takes: ways to draw siblings (``gen.samplers.engine.tree``) that it can use, its usual one
             first.
     """
@@ -39,6 +40,7 @@ class Shape:
     is_chain: ClassVar[bool] = False
     by_level: ClassVar[bool] = True
     has_budget: ClassVar[bool] = False
+    parts_models: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 
     def __init__(self, params: Any):

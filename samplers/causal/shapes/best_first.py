@@ -21,6 +21,7 @@ from gen.core.method import Limit, method
 from gen.core.params import Params, integer, integer_or
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT, TreeBuilder
 from gen.samplers.engine.window import AUTO
 
@@ -72,7 +73,10 @@ class BestFirst(Shape):
         for _ in range(self.params.nodes):
             if builder.tree.draws == RANKS:
                 builder.expand()
-                at = (left + builder.rest.amax(-1)).argmax(1, keepdim=True)
+                value = left + builder.rest.amax(-1)
+                if builder.size and not may_be_any(value > -torch.inf):
+                    break  # no row knows a further child
+                at = value.argmax(1, keepdim=True)
             else:
                 at = left.argmax(1, keepdim=True)
                 builder.expand_for(at - 1)

@@ -4,6 +4,9 @@ trunk 0:   K paths from the root (Sun et al., "SpecTr", arXiv 2310.15141)
 trunk n:   a chain of n drafts, then K paths from its end: more drafts are worth most where draft
            model and target begin to differ (Thomas et al., "Dynamic Delayed Tree Expansion", arXiv
            2602.16994)
+
+Several draft models take turns: path i is drawn from model i mod M. With a path for each model the
+tree is that of Miao et al., "SpecInfer" (arXiv 2305.09781).
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class Paths(Shape):
     """Paths that are drawn independently of each other, behind a common trunk."""
 
     takes = (WITH_REPLACEMENT,)
+    parts_models = True
 
     @property
     def nodes(self) -> int:
@@ -74,11 +78,12 @@ class Paths(Shape):
             builder.expand()
             tip = [builder.size - 1]
         first = builder.size
-        for _ in range(self.params.paths):
-            builder.add(builder.columns(tip))
+        models = [path % builder.num_models for path in range(self.params.paths)]
+        for model in models:
+            builder.add(builder.columns(tip), models=[model])
         tips = list(range(first, builder.size))
         for _ in range(self.params.path_length - 1):
             builder.expand()
             first = builder.size
-            builder.add(builder.columns(tips))
+            builder.add(builder.columns(tips), models=models)
             tips = list(range(first, builder.size))

@@ -25,6 +25,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import Pipeline
+from gen.samplers.causal.beam import beam_search
 from gen.samplers.causal.beam.beam_search import Beams
 from gen.samplers.causal.beam.pool import Pool
 from gen.samplers.engine.hypotheses import first_largest
@@ -178,6 +179,19 @@ def test_later_groups_avoid_the_tokens_of_earlier_ones(groups, size):
         assert [tuple(x[0].tolist()) for x in found] == wanted
     alike = reference_groups(model, space, 1, groups, size, 0.0)
     assert len(set(alike)) < len(set(wanted)), "the penalty changes nothing"
+
+
+def test_control_a_group_that_does_not_count_the_tokens_of_earlier_ones_is_found(monkeypatch):
+    space, spec = space_of((5,), 5), {"name": "diverse_beam", "diversity_penalty": 2.0}
+    right = [decode({**spec, "rank": n}, space).tokens for n in range(4)]
+
+    class Forgetful(Counter):
+        def update(self, *tokens):
+            pass
+
+    monkeypatch.setattr(beam_search, "Counter", Forgetful)
+    found = [decode({**spec, "rank": n}, space).tokens for n in range(4)]
+    assert not all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
 # --- rows, ends, constraints

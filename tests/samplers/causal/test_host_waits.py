@@ -30,6 +30,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.drafters.pearl import PearlDrafter
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
@@ -83,6 +84,8 @@ TREES = [
         ("stochastic_beam", "recursive", {"beam_width": 2, "tree_depth": 3}),
         ("beam", "follow", {"beam_width": 2, "tree_depth": 3, "nodes": 5}),
         ("optimal", "traversal", {"nodes": 5, "tree_depth": 3}),
+        ("paths", "recursive", {"drafter": "several", "paths": 2, "path_length": 2}),
+        ("paths", "follow", {"drafter": "several", "paths": 3, "path_length": 2}),
     )
 ]
 CHAINS += [
@@ -144,13 +147,9 @@ class Watched(Drafter):
 
     def __post_init__(self) -> None:
         self.meter, self.rows = HostWaits(), None
-        if isinstance(self.drafter, ModelDrafter):
-            self.drafter.draft.predict = self._counted(
-                self.drafter.draft.predict, self.calls, off=True
-            )
-        if isinstance(self.drafter, NodeDrafter):
-            draft = self.drafter.nodes.draft
-            draft.predict = self._counted(draft.predict, self.calls, off=True)
+        if isinstance(self.drafter, (ModelDrafter, NodeDrafter, PearlDrafter)):
+            for draft in self.drafter.targets:
+                draft.predict = self._counted(draft.predict, self.calls, off=True)
         chain = getattr(self.drafter, "chain", None)
         if hasattr(chain, "attempt"):
             chain.attempt = self._counted(chain.attempt, self.blocks)
@@ -215,13 +214,14 @@ def models(space: TokenSpace | None):
             resolve_sampler("autoregressive")[1],
             context,
         )
-        for seed in (0, 5)
+        for seed in (0, 5, 8)
     ]
 
 
 def decoded(spec: dict, space: TokenSpace | None):
     sampler, _ = resolve_sampler(spec)
-    target, draft = models(space)
+    target, draft, *others = models(space)
+    draft = (draft, *others) if sampler.takes_several_drafts else draft
     out = sampler(
         target, CounterRNG([3, 14, 15]), draft=draft if sampler.drafted else None, trace=True
     )
@@ -229,9 +229,9 @@ def decoded(spec: dict, space: TokenSpace | None):
     return out.tokens, stats, [[(t.window, t.accepted) for t in row] for row in out.traces]
 
 
-def watched(monkeypatch, spec: dict, space: TokenSpace | None) -> Watched:
+def watched(monkeypatch, spec: dict, space: TokenSpace | None, asks: bool = False) -> Watched:
     """The drafter of a decoding that gave the tokens, calls and traces that it gives when nobody
-    watches."""
+    watches. ``asks``: whether it may wait once the outcome of a round is known."""
     plain, seen = decoded(spec, space), []
 
     def watching(target, rng, drafter, **more):
@@ -252,7 +252,7 @@ def watched(monkeypatch, spec: dict, space: TokenSpace | None) -> Watched:
     )
     (drafter,) = seen
     assert len(drafter.verified) > 1
-    assert not any(
+    assert asks or not any(
         waits for waits, same in zip(drafter.learned, drafter.same, strict=True) if same
     ), "the host knew it already"
     return drafter
@@ -299,6 +299,15 @@ def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, 
 def test_a_tree_never_waits(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.proposed) and none(drafter.verified) and sum(drafter.calls) > 2
+
+
+@pytest.mark.parametrize("verifier", ["token", "block", "recursive", "follow"])
+def test_pearl_waits_once_per_round_for_whether_its_drafts_go_on(monkeypatch, verifier):
+    spec = {"name": "speculative", "drafter": "pearl", "num_speculative_tokens": 3}
+    drafter = watched(monkeypatch, {**spec, "verifier": verifier}, SPACES["all"], asks=True)
+    assert none(drafter.proposed) and none(drafter.verified) and sum(drafter.calls) > 2
+    rounds = zip(drafter.learned, drafter.same, strict=True)
+    assert all(waits == ["cpu", "numpy"] for waits, same in rounds if same)
 
 
 @pytest.mark.parametrize("spec", PLAIN + LATENT, ids=named)

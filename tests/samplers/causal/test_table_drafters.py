@@ -170,6 +170,14 @@ def test_the_tokens_are_those_of_autoregression(name):
     assert sum(s.nfe for s in out.stats) < sum(s.nfe for s in plain.stats)
 
 
+def test_a_tree_is_no_larger_than_what_its_row_knows():
+    """A budget that no match can fill costs no positions."""
+    small, large = run(preset("suffix", nodes=5), rows=1), run(preset("suffix", nodes=40), rows=1)
+    assert torch.equal(small.tokens, large.tokens)
+    for s in large.stats:
+        assert s.positions_computed < s.nfe * 41 / 2
+
+
 @pytest.mark.parametrize("name", ["suffix", "token_recycling", "aded", "stand"])
 def test_finished_items_teach_the_next_ones(name):
     kept = {"verifier": "follow", "scope": "call"}

@@ -1,0 +1,151 @@
+"""Drafts of several models at once, each along paths of its own.
+
+The paths part at the last committed token, and path i is drawn from model i mod M (shape
+``paths``). A path costs its model one forward pass per draft; the models do not see each other's
+drafts. Where two paths have the same tokens they are one context, whose drafts come from different
+distributions. Each draft is judged against the one that it was drawn from.
+
+Models that know different things complement each other: a position is lost where all of them are
+wrong. Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based
+Speculative Inference and Verification" (arXiv 2305.09781), trains them for that; any models of the
+same tokens fit. With one model it is the drafter ``model``.
+
+Guarantee: that of the verifier. The drafts of a node are independent of each other, whichever model
+drew them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.errors import bad_value
+from gen.core.method import Limit, method
+from gen.core.registry import register, registry
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.model import ModelNodes
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowStore
+from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
+
+
+class SeveralNodes(Nodes):
+    """Distributions of several draft models.
+
+    Args:
+        drafts: fresh targets of the draft models.
+    """
+
+    def __init__(self, drafts: Sequence[CausalTarget]):
+        self.models = [ModelNodes(draft) for draft in drafts]
+        self.targets = tuple(drafts)
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *(store for model in self.models for store in model.stores))
+
+    @property
+    def nfe(self) -> list[int]:
+        passes = [model.num_passes for model in self.models]
+        return torch.stack(passes).sum(0).tolist()
+
+    def count_passes(self, step, passes):
+        for model in self.models:
+            model.count_passes(step, passes)
+
+    def begin(self, step, tokens):
+        first, *others = [model.begin(step, tokens) for model in self.models]
+        self.other_roots = torch.stack(others, 1) if others else None
+        return first
+
+    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+        if not first:  # the tree has the first draft of every path
+            self.num_paths = [tree.models.count(number) for number in range(len(self.models))]
+        found = tree.logq.new_empty(
+            len(tree.tokens), tree.tokens.shape[1] - first, tree.logq.shape[-1]
+        )
+        for number, model in enumerate(self.models):
+            columns = [c for c, owner in enumerate(tree.models) if owner == number]
+            new = [c - first for c in columns if c >= first]
+            if new:
+                own = _part(tree, columns, self.num_paths[number] == 1)
+                logq = model.extend(step, own, len(columns) - len(new)).to(found.dtype)
+                found.index_copy_(1, _numbers(new, found), logq)
+        return found
+
+
+def _part(tree: Tree, columns: list[int], is_chain: bool) -> Tree:
+    """Take the columns of one model, the same ones of every row, as a tree of their own."""
+    index = {column: number for number, column in enumerate(columns)}
+    numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
+    table = _numbers([*numbers, -1], tree.parents)  # -1, the root, is its last
+    own = _numbers(columns, tree.parents)
+    parts = (tree.tokens, tree.parents, tree.exists, tree.depth, tree.random)
+    tokens, parents, exists, depth, random = (x.index_select(1, own) for x in parts)
+    return Tree(tokens, table[parents], exists, depth, random, tree.logq, tree.draws, is_chain)
+
+
+def _numbers(values: list[int], like: Tensor) -> Tensor:
+    """Make a long tensor on the device of another one."""
+    return to_device(np.array(values, dtype=np.int64), like.device)
+
+
+@method(
+    "specinfer",
+    sampler="speculative",
+    about="SpecInfer: a path of every draft model, siblings judged one after the other",
+    paper="2305.09781",
+    title="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative"
+    " Inference and Verification",
+    params={
+        "drafter": "several",
+        "shape": "paths",
+        "verifier": "recursive",
+        "paths": 2,
+        "path_length": 4,
+    },
+    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
+    example={"paths": 2, "path_length": 2},
+)
+@register("drafter", "several")
+class Several(DraftSource):
+    """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
+    joined by commas; ``draft_temperature``, ``draft_guidance``."""
+
+    needs_draft_model = True
+    several = True
+    draws = (WITH_REPLACEMENT,)
+
+    @classmethod
+    def check(cls, sampler: Any) -> None:
+        reason = "because sampler.drafter several has siblings of different models"
+        shapes = [name for name, part in registry.table("shape").items() if part.parts_models]
+        if sampler.shape not in shapes:
+            raise bad_value("sampler.shape", sampler.shape, f"{' or '.join(shapes)}, {reason}")
+        rules = [name for name, part in registry.table("verifier").items() if part.takes_several]
+        if sampler.verifier not in rules:
+            expected = f"{' or '.join(rules)}, {reason}"
+            raise bad_value("sampler.verifier", sampler.verifier, expected)
+        if sampler.trunk:
+            expected = "0 with sampler.drafter several, whose paths part at the root"
+            raise bad_value("sampler.trunk", sampler.trunk, expected)
+        _require_paths(sampler.paths, len(sampler.draft_names))
+
+    @classmethod
+    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> SeveralNodes:
+        drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
+        _require_paths(sampler.paths, len(drafts))
+        return SeveralNodes([sampler.draft_target(target, one) for one in drafts])
+
+
+def _require_paths(paths: int, models: int) -> None:
+    """Raise ``GenError`` where a draft model would have no path."""
+    if paths < models:
+        expected = f"at least {models}, a path for each draft model"
+        raise bad_value("sampler.paths", paths, expected)
