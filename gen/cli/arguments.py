@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from gen.core.errors import GenError, hint
+from gen.core.errors import GenError, hint, shown
 
 Commands = argparse._SubParsersAction
 Implementation = Callable[[argparse.Namespace], int]
@@ -127,7 +130,7 @@ def add_model_flags(parser: Parser) -> None:
 
 
 def add_sampling_flags(parser: Parser) -> None:
-    """Add one flag per sampling parameter."""
+    """Add one flag per sampling parameter that a command line can write."""
     for name, kind in (
         ("guidance_scale", float),
         ("temperature", float),
@@ -141,3 +144,49 @@ def add_sampling_flags(parser: Parser) -> None:
             metavar="X",
             help="default: that of the model or modality",
         )
+    for flag, kind, said in (
+        ("--repetition-penalty", float, "divisor of logits of tokens that prompt or output have"),
+        ("--presence-penalty", float, "number taken off the logits of tokens of the output"),
+        ("--frequency-penalty", float, "the same, times how often the token came"),
+        ("--no-repeat-ngram-size", int, "length of n-grams that may not come twice"),
+        ("--min-new-tokens", int, "tokens before which no output may end"),
+        ("--max-new-tokens", int, "tokens after which an output is over (text)"),
+        ("--logprobs", int, "log-probabilities of every token and of so many likeliest ones"),
+        ("--logit-bias", json_object, 'JSON of token ids or texts, such as {"42": -5}'),
+        ("--structured", json_file, "file with a rule for the output, such as a JSON schema"),
+    ):
+        metavar = {json_object: "JSON", json_file: "FILE"}.get(kind, "X")
+        parser.add_argument(flag, type=kind, metavar=metavar, help=said)
+    for flag, kind, said in (
+        ("--bad-words", str, "text that may not come"),
+        ("--stop", str, "text that ends an output, which is cut off before it"),
+        ("--stop-token-ids", int, "token that ends an output"),
+    ):
+        metavar = "ID" if kind is int else "TEXT"
+        parser.add_argument(
+            flag, type=kind, action="append", metavar=metavar, help=f"{said}; may be repeated"
+        )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object that came as a flag.
+
+    Raises:
+        ArgumentTypeError: the text is none.
+    """
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is JSON; expected an object: {{...}}")
+    return tree
+
+
+def json_file(path: str) -> dict[str, Any]:
+    """Read a file that holds a JSON object; arguments and errors as of ``json_object``."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"the file {path} cannot be read: {error}") from None
+    return json_object(text)

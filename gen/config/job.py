@@ -10,7 +10,7 @@ the misspelt key and run another job than the user asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -325,7 +325,7 @@ def _resolve_sampler(
         if is_dataclass(sampler)
         else {}
     )
-    return {"name": node["name"], **params}, {k: plain(v) for k, v in asdict(full).items()}
+    return {"name": node["name"], **params}, {k: plain(v) for k, v in full.to_dict().items()}
 
 
 def _name(name: Any, where: str) -> str | None:

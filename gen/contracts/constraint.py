@@ -1,117 +1,270 @@
 """The constraint contract: which tokens may follow which, with a state per row.
 
-A grammar, a JSON schema or a length that must come out is a constraint. It starts a state for the
-rows of a batch; the state says which tokens may come next, advances by committed tokens and rolls
-back rejected ones. Masks are packed, 32 tokens to an int32, as grammar engines make them.
+A grammar, a JSON schema or a length that must come out is a constraint. It starts a state for a
+row; the state says which tokens may come next, advances by a token and rolls back. Masks are
+packed, 32 tokens to an int32, as grammar engines make them.
 
-Token spaces hold rules that recompute everything from the history
-(``gen.core.token_space.HistoryConstraint``). ``FromHistory`` gives such a rule a state.
+Targets ask statelessly, with the tokens before each position (``HistoryConstraint``).
+``RowConstraint`` answers them: it keeps a state per row and moves it from one text to the next by
+the tokens in which they differ. A draft that was rejected is thereby rolled back, in chains, trees
+and windows alike, and a row that became another item begins anew.
+
+A constraint that is a deterministic automaton says so (``Constraint.automaton``). Masked models
+need one: they ask what may stand between tokens, not only what may follow.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.registry import register
-from gen.core.token_space import HistoryConstraint
 
 BITS = 32
+FAR = np.int32(2**30)  # distance to an accepting state that cannot be reached
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """Deterministic automaton over token ids. State 0 is the first.
+
+    Attributes:
+        next: state after a token of class k, int32 [S, K]; -1 where such a token may not come.
+        accepting: states in which a text may be complete, bool [S].
+        token_class: class of every token, int32 [V]; -1 for tokens that may come nowhere.
+    """
+
+    next: np.ndarray
+    accepting: np.ndarray
+    token_class: np.ndarray
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens V."""
+        return len(self.token_class)
+
+    def step(self, state: int, token: int) -> int:
+        """Return the state after a token; -1 where it may not come, or after state -1."""
+        kind = int(self.token_class[token])
+        return -1 if state < 0 or kind < 0 else int(self.next[state, kind])
+
+    @cached_property
+    def distance(self) -> np.ndarray:
+        """Fewest tokens from each state to an accepting one, int32 [S]; ``FAR`` if there is none.
+
+        The last entry, [S], is ``FAR`` as well: index -1 is the state after a wrong token.
+        """
+        return np.append(distances(self.next, self.accepting), FAR)
+
+    def allowed(self, state: int, remaining: int) -> np.ndarray:
+        """Find the tokens that may come next: bool [V].
+
+        Args:
+            state: state of the row, at least 0.
+            remaining: positions that are left, the next one included. A token counts only if the
+                text can be completed in the others.
+        """
+        classes = self.distance[self.next[state]] < remaining
+        return np.append(classes, False)[self.token_class]
 
 
 class ConstraintState(ABC):
-    """State of a constraint for the rows of a batch. All rows advance by one token at a time."""
+    """State of a constraint for one row."""
 
     @abstractmethod
-    def allowed_bitmask(self) -> Tensor:
-        """Return the tokens that may come next: int32 [B, ceil(V / 32)].
+    def allowed_bitmask(self, remaining: int) -> np.ndarray:
+        """Return the tokens that may come next: int32 [ceil(V / 32)].
 
         Bit j of word i stands for token 32 i + j.
+
+        Args:
+            remaining: positions that are left, the next one included. Engines that know how long a
+                text must still become leave out tokens after which it cannot be completed.
         """
 
     @abstractmethod
-    def advance(self, tokens: Tensor) -> None:
-        """Append one token to every row.
-
-        Args:
-            tokens: long [B].
-        """
+    def advance(self, token: int) -> bool:
+        """Append a token; return False, and change nothing, where it may not come."""
 
     @abstractmethod
     def rollback(self, count: int) -> None:
-        """Take the last ``count`` tokens of every row back.
+        """Take the last ``count`` tokens back.
 
         Raises:
-            GenError: the rows have fewer tokens.
+            GenError: the row has fewer tokens.
         """
 
 
 class Constraint(ABC):
-    """Rule about which tokens may follow which (kind ``constraint``)."""
+    """Rule about which tokens may follow which (kind ``constraint``).
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    vocab_size: int
 
     @abstractmethod
-    def start(self, rows: int) -> ConstraintState:
-        """Return the state of so many rows without tokens."""
+    def start(self) -> ConstraintState:
+        """Return the state of a row without tokens."""
+
+    def automaton(self) -> Automaton | None:
+        """Return the constraint as a deterministic automaton; None where it is none."""
+        return None
 
 
-@register("constraint", "from_history")
-class FromHistory(Constraint):
-    """A rule that recomputes everything from the history, as a constraint with a state."""
+class RowConstraint:
+    """A constraint as token spaces hold it (``gen.core.token_space.HistoryConstraint``).
 
-    def __init__(self, rule: HistoryConstraint, vocab_size: int, length: int):
-        """Take a rule.
+    Args:
+        constraint: the constraint.
+        length: positions of a row, T.
+    """
+
+    def __init__(self, constraint: Constraint, length: int):
+        self.constraint, self.length = constraint, length
+        self._rows: list[_Row] = []
+
+    def legal(self, history: Tensor, positions: Tensor) -> Tensor:
+        """Return the allowed tokens at positions: bool [n, L, V].
+
+        After tokens that may not come, or after which the text gets too long, every token is
+        allowed: such a draft has no probability, so that nothing after it is ever committed.
 
         Args:
-            rule: rule of a token space.
-            vocab_size: V.
-            length: most tokens of a row.
+            history: long [n, T], one token per position.
+            positions: long [n, L].
         """
-        self.rule, self.vocab_size, self.length = rule, vocab_size, length
+        while len(self._rows) < len(history):
+            self._rows.append(_Row(self.constraint.start()))
+        words = ceil(self.constraint.vocab_size / BITS)
+        masks = np.empty((*positions.shape, words), dtype=np.int32)
+        texts, asked = history.tolist(), positions.tolist()
+        for n, (text, wanted) in enumerate(zip(texts, asked, strict=True)):
+            row = self._rows[n]
+            for column in np.argsort(wanted, kind="stable"):
+                position = wanted[column]
+                masks[n, column] = row.mask(text[:position], self.length - position, words)
+        packed = torch.from_numpy(masks).to(history.device).flatten(0, 1)
+        legal = unpack_bitmask(packed, self.constraint.vocab_size)
+        return legal.view(*positions.shape, -1)
 
-    def start(self, rows: int) -> ConstraintState:
-        return HistoryState(self, rows)
+
+class _Row:
+    """State of a row, and the tokens that it has seen."""
+
+    def __init__(self, state: ConstraintState):
+        self.state = state
+        self.tokens: list[int] = []
+
+    def mask(self, text: list[int], remaining: int, words: int) -> np.ndarray:
+        """Move the state to a text, and return what may follow it; all tokens after a wrong one."""
+        same = 0
+        for old, new in zip(self.tokens, text, strict=False):
+            if old != new:
+                break
+            same += 1
+        if len(self.tokens) > same:
+            self.state.rollback(len(self.tokens) - same)
+            del self.tokens[same:]
+        for token in text[same:]:
+            if not self.state.advance(token):
+                return np.full(words, -1, dtype=np.int32)
+            self.tokens.append(token)
+        found = self.state.allowed_bitmask(remaining)
+        if not found.any() and self.tokens and not self._was_last_allowed(remaining):
+            found[:] = -1
+        return found
+
+    def _was_last_allowed(self, remaining: int) -> bool:
+        """Decide whether the last token could come, so many positions before the end."""
+        token = self.tokens[-1]
+        self.state.rollback(1)
+        word = self.state.allowed_bitmask(remaining + 1)[token // BITS]
+        self.state.advance(token)
+        return bool(word >> token % BITS & 1)
 
 
-class HistoryState(ConstraintState):
-    """Tokens of every row so far, of which a rule recomputes what may come next."""
+class AutomatonConstraint(Constraint):
+    """An automaton as a constraint."""
 
-    def __init__(self, constraint: FromHistory, rows: int):
-        self.constraint, self.count = constraint, 0
-        self.history = torch.zeros(rows, constraint.length, dtype=torch.long)
+    def __init__(self, automaton: Automaton):
+        self._automaton, self.vocab_size = automaton, automaton.vocab_size
 
-    def allowed_bitmask(self) -> Tensor:
-        position = torch.full((len(self.history), 1), self.count)
-        legal = self.constraint.rule.legal(self.history, position)[:, 0]
-        return pack_bitmask(legal.expand(len(self.history), self.constraint.vocab_size))
+    def start(self) -> ConstraintState:
+        return AutomatonState(self._automaton)
 
-    def advance(self, tokens: Tensor) -> None:
-        if self.count == self.constraint.length:
-            raise GenError(f"rows have {self.count} tokens; expected no further one")
-        self.history[:, self.count] = tokens
-        self.count += 1
+    def automaton(self) -> Automaton:
+        return self._automaton
+
+
+class AutomatonState(ConstraintState):
+    """States that a row of an automaton went through."""
+
+    def __init__(self, automaton: Automaton):
+        self.automaton, self.states = automaton, [0]
+
+    def allowed_bitmask(self, remaining: int) -> np.ndarray:
+        return pack_bools(self.automaton.allowed(self.states[-1], remaining))
+
+    def advance(self, token: int) -> bool:
+        state = self.automaton.step(self.states[-1], token)
+        if state >= 0:
+            self.states.append(state)
+        return state >= 0
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self.count:
-            raise GenError(f"count is {count}; expected 0 to {self.count}, the tokens of the rows")
-        self.count -= count
-        self.history[:, self.count :] = 0
+        if not 0 <= count < len(self.states):
+            raise GenError(
+                f"count is {count}; expected 0 to {len(self.states) - 1}, the tokens of the row"
+            )
+        del self.states[len(self.states) - count :]
 
 
-def pack_bitmask(legal: Tensor) -> Tensor:
-    """Return allowed tokens, bool [B, V], as int32 [B, ceil(V / 32)]."""
-    words = ceil(legal.shape[1] / BITS)
-    padded = torch.nn.functional.pad(legal, (0, words * BITS - legal.shape[1]))
-    bits = padded.view(len(legal), words, BITS).long()
-    packed = (bits << torch.arange(BITS, device=legal.device)).sum(-1)
-    # the highest bit is the sign
-    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+def pack_bools(allowed: np.ndarray) -> np.ndarray:
+    """Return allowed tokens, bool [V], as int32 [ceil(V / 32)]."""
+    words = ceil(len(allowed) / BITS)
+    packed = np.packbits(allowed, bitorder="little")
+    return np.pad(packed, (0, words * BITS // 8 - len(packed))).view("<i4")
 
 
 def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
-    """Return a packed mask, int32 [B, ceil(V / 32)], as bool [B, V]."""
-    bits = bitmask.long()[..., None] >> torch.arange(BITS, device=bitmask.device) & 1
+    """Return packed masks, int32 [n, ceil(V / 32)], as bool [n, V]."""
+    bits = bitmask[..., None] >> torch.arange(BITS, dtype=torch.int32, device=bitmask.device) & 1
     return bits.flatten(1)[:, :vocab_size].bool()
+
+
+def distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
+    """Return the fewest steps from each state to an accepting one, int32 [S]; ``FAR`` for none."""
+    begin, sources = steps_back(table)
+    found = np.full(len(table), FAR, np.int32)
+    level, frontier = 0, np.flatnonzero(accepting)
+    while len(frontier):
+        found[frontier] = level
+        before = sources[slices(begin[frontier], begin[frontier + 1])]
+        frontier = np.unique(before[found[before] == FAR])
+        level += 1
+    return found
+
+
+def steps_back(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps backwards: those into state s are ``sources[begin[s] : begin[s + 1]]``."""
+    sources, columns = np.nonzero(table >= 0)
+    targets = table[sources, columns]
+    order = np.argsort(targets, kind="stable")
+    return np.searchsorted(targets[order], np.arange(len(table) + 1)), sources[order]
+
+
+def slices(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the indices of consecutive slices, joined."""
+    sizes = end - begin
+    ends = sizes.cumsum()
+    if not len(ends):
+        return ends
+    return np.arange(ends[-1]) + np.repeat(begin - ends + sizes, sizes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,38 @@ class FrontendConfig:
     codebook_sizes: tuple[int, ...]
     compression: tuple[int, ...]
     channels: int = 0
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Bytes that token ids stand for in a decoded text.
+
+    A text is the bytes of its first token, then those of the others. Decoders that write a space
+    before every word leave it out before the first one.
+
+    Attributes:
+        first: bytes of every token id where it is the first token of a text, [V]; None for tokens
+            that are no text: special tokens, and ids that the tokenizer does not have.
+        later: bytes of every token id after other tokens, [V].
+    """
+
+    first: tuple[bytes | None, ...]
+    later: tuple[bytes | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.later)
+
+    def join(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of a text.
+
+        Raises:
+            GenError: a token is no text.
+        """
+        parts = [self.first[i] for i in ids[:1]] + [self.later[i] for i in ids[1:]]
+        for token, part in zip(ids, parts, strict=True):
+            if part is None:
+                raise GenError(f"token {token} is special; expected tokens of text")
+        return b"".join(part for part in parts if part)
 
 
 class TokenFrontend(ABC):
@@ -92,6 +125,14 @@ class TokenFrontend(ABC):
     @abstractmethod
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the code grid of a signal of this shape."""
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Return the bytes of every token; None where tokens are no text.
+
+        Raises:
+            GenError: a decoded text is not the bytes of its tokens one after the other.
+        """
+        return None
 
     def whole(self, frames: int) -> int:
         """Return the largest number of at most ``frames`` that makes whole slices of the grid.

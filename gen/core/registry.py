@@ -45,7 +45,7 @@ SAMPLER_KINDS = ("sampler", "preset", *PART_KINDS)
 HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SAMPLER_KINDS, ("gen.samplers",)),
     "layout": ("gen.contracts.layouts",),
-    "constraint": ("gen.contracts",),
+    "constraint": ("gen.constraints",),
     "protocol": ("gen.models.protocols",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),

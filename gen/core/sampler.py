@@ -17,7 +17,7 @@ from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
-from gen.core.token_space import GUARANTEES
+from gen.core.token_space import GUARANTEES, TokenSpace
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -61,6 +61,17 @@ class Sampler(ABC):
         return False
 
     @property
+    def takes_several_drafts(self) -> bool:
+        """True where there may be several draft models."""
+        return False
+
+    @property
+    def draft_names(self) -> tuple[str | None, ...]:
+        """Names of the draft models, None for the modality's own; empty where it needs none. The
+        ``draft`` of a call is the target of the only one, or one target for each."""
+        return (vars(self)["draft_model"],) if self.drafted else ()
+
+    @property
     def timed(self) -> bool:
         """True where a clock decides how many positions are computed at a time."""
         return False
@@ -69,6 +80,12 @@ class Sampler(ABC):
     def deterministic(self) -> bool:
         """True where a rule chooses the tokens without drawing: no seed changes them."""
         return False
+
+    @property
+    def returns_logprobs(self) -> bool:
+        """True where every token is drawn from one column of one forward pass, whose
+        log-probabilities are returned on request (``SamplingParams.logprobs``)."""
+        return self.protocol == "causal" and "codes" in self.kinds
 
     @property
     def counts_steps(self) -> bool:
@@ -80,6 +97,16 @@ class Sampler(ABC):
         """True where the same seed always gives the same tokens. A timed sampler does so only if
         the tokens do not depend on the clock."""
         return not self.timed or self.guarantee == "same_tokens"
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Reason for which the sampler refuses a token space with a constraint; empty where every
+        token that it commits is allowed by it.
+
+        Causal targets see to it themselves. A sampler that commits several positions of a canvas
+        at a time has to check them one after the other, and says so with an empty reason.
+        """
+        return "" if self.protocol == "causal" else "it checks no tokens that it commits together"
 
     @abstractmethod
     def __call__(
@@ -97,12 +124,31 @@ class Sampler(ABC):
         Args:
             target: model with the conditions of all rows.
             rng: counter-based random numbers.
-            draft: target of the draft model, for a sampler that is ``drafted``.
+            draft: target of the draft model, for a sampler that is ``drafted``; a sequence of
+                targets where ``draft_names`` has several.
             canvas: [B, T(, C)], for masked samplers only; masked (``TokenSpace.is_masked``) where
                 a token is to be generated.
             trace: record every forward pass.
             callback: called once per forward pass with ``{"step", "done", "total"}``.
         """
+
+
+def require_constraint_kept(sampler: Sampler, space: TokenSpace) -> None:
+    """Refuse a sampler that cannot keep the constraint of a token space.
+
+    Raises:
+        GenError: there is a constraint, and the sampler has a ``constraint_refusal``.
+    """
+    if space.constraint is not None and sampler.constraint_refusal:
+        name = next(
+            (n for n, cls in registry.table("sampler").items() if cls is type(sampler)),
+            type(sampler).__name__,
+        )
+        raise GenError(
+            f"sampler {name} refuses the constraint of the token space:"
+            f" {sampler.constraint_refusal}; expected a sampler that keeps it, such as"
+            " masked_iterative, or no constraint"
+        )
 
 
 class _ComposedFields:
@@ -299,7 +345,7 @@ def resolve_sampler(
     """
     explicit = _explicit_sampling(sampling, where)
     if isinstance(spec, Sampler):
-        return spec, SamplingParams(**explicit)
+        return spec, require_answerable(spec, SamplingParams(**explicit))
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -332,9 +378,27 @@ def resolve_sampler(
     try:
         sampler = cls(**{**implied, **given})
         _warn_of_unread(sampler, {k: v for k, v in given.items() if v != implied.get(k)}, where)
-        return sampler, SamplingParams(**explicit)
+        return sampler, require_answerable(sampler, SamplingParams(**explicit))
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def draft_models(value: Any) -> tuple[str, ...]:
+    """Read the value of a ``draft_model``: the names in it, a list or joined by commas."""
+    names = value if isinstance(value, (list, tuple)) else str(value or "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def require_answerable(sampler: Sampler, sampling: SamplingParams) -> SamplingParams:
+    """Return the sampling parameters. Raises ``GenError`` for those that the sampler cannot
+    answer."""
+    if sampling.logprobs is not None and not sampler.returns_logprobs:
+        raise GenError(
+            f"sampling.logprobs is {sampling.logprobs}, and sampler {type(sampler).__name__} draws"
+            " no token from the distribution of the next one; expected a causal sampler of tokens"
+            " such as 'autoregressive' or 'speculative_jacobi'"
+        )
+    return sampling
 
 
 def implied_sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,7 +439,7 @@ def _explicit_sampling(
 ) -> dict[str, Any]:
     """Return the sampling parameters that came. Raises ``GenError`` for an unknown key."""
     if isinstance(sampling, SamplingParams):
-        return dataclasses.asdict(sampling)
+        return sampling.keywords()
     for key in sampling or {}:
         if key not in SamplingParams.__dataclass_fields__:
             raise unknown("sampling key", key, SamplingParams.__dataclass_fields__, where)

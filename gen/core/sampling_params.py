@@ -4,6 +4,8 @@ Log-probabilities are made from logits here and nowhere else, in this order:
 
     guidance    z = u + s (c - u)          c, u: logits with and without the condition (CFG),
                                            s = guidance_scale
+    history     logit bias, penalties, n-grams, bad words, logits processors: what targets add
+                (``gen.models.targets.past``), since it reads the tokens before a position
     allowed     z = -inf where a token may not stand
     temperature z = z / temperature        below 1e-5: all mass on the argmax
     top-k       the k largest
@@ -21,12 +23,14 @@ Logits may make no distribution: one of them is NaN or +inf, -inf in both branch
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
+from gen.core import control_checks as checks
 from gen.core.errors import bad_value
 
 # Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
@@ -44,6 +48,19 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     guidance_scale: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    no_repeat_ngram_size: int | None
+    bad_words: Sequence[str | Sequence[int]] | None
+    logit_bias: Mapping[int | str, float] | None
+    min_new_tokens: int | None
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
+    structured: Mapping[str, Any] | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,24 @@ class SamplingParams:
         top_p: mass of the most probable tokens that stay; 1 keeps all.
         min_p: least probability that stays, relative to the largest; 0 keeps all.
         guidance_scale: weight s of classifier-free guidance; 1 turns guidance off.
+        repetition_penalty: divisor of positive logits, and factor of negative ones, of the tokens
+            of prompt and output; 1 turns it off.
+        presence_penalty: number taken off the logits of the output's tokens.
+        frequency_penalty: the same, times how often the token is in the output.
+        no_repeat_ngram_size: length of n-grams of prompt and output that may not come again; 0
+            allows them.
+        bad_words: texts or tuples of token ids that may not come. Of several tokens, the last may
+            not follow the others.
+        logit_bias: number added to a token's logit, by id or by the text of one token.
+        min_new_tokens: tokens before which no row may end.
+        max_new_tokens: tokens after which a row is over; None takes all positions of the model.
+        stop: texts that end a row. The token that completes one is the row's last.
+        stop_token_ids: tokens that end a row.
+        logits_processor: functions (input_ids [n, S], scores [n, V]) -> scores, as transformers
+            calls them, with the tokens of prompt and output.
+        structured: rule that the output must obey, such as ``{"json_schema": ...}``.
+        logprobs: number of likeliest tokens whose log-probabilities come with every token; None
+            returns none.
 
     Raises:
         GenError: a value is out of range.
@@ -66,6 +101,19 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     guidance_scale: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[checks.Word, ...] = ()
+    logit_bias: Mapping[int | str, float] | None = None
+    min_new_tokens: int = 0
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logits_processor: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
+    structured: Mapping[str, Any] | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
@@ -84,6 +132,33 @@ class SamplingParams:
                 self.guidance_scale,
                 "a number of at least 0 (1 turns guidance off)",
             )
+        for name, value in self.controls().items():
+            object.__setattr__(self, name, _checked(name, value))
+
+    def controls(self) -> dict[str, Any]:
+        """Return the parameters that look back, name tokens or shape the output, if not default."""
+        found = {name: getattr(self, name) for name in CONTROLS}
+        return {k: v for k, v in found.items() if not _equal(v, DEFAULTS[k])}
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords that make these parameters, those of ``controls`` where set."""
+        return {name: getattr(self, name) for name in FILTERS} | self.controls()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``keywords`` as plain data, logits processors by their names."""
+        return {k: _plain(v) for k, v in self.keywords().items()}
+
+    @property
+    def looks_back(self) -> tuple[str, ...]:
+        """Names of the parameters in use that read the tokens before a position."""
+        several = any(isinstance(w, str) or len(w) > 1 for w in self.bad_words)
+        return tuple(k for k in self.controls() if k in LOOK_BACK or (k == "bad_words" and several))
+
+    def without_past(self) -> SamplingParams:
+        """Return the parameters without those that read the tokens before a position."""
+        defaults = {name: DEFAULTS[name] for name in self.looks_back if name != "bad_words"}
+        words = tuple(w for w in self.bad_words if not isinstance(w, str) and len(w) == 1)
+        return replace(self, **defaults, bad_words=words) if self.looks_back else self
 
     @property
     def is_greedy(self) -> bool:
@@ -141,12 +216,22 @@ class SamplingParams:
             flat_out[chunk].copy_(logprobs)
         return out
 
+    def guide(self, logits: Tensor, uncond: Tensor | None) -> Tensor:
+        """Return guided logits [..., V]: those with the condition, led away from those without.
+
+        Args:
+            logits: floats [..., V] of the conditional branch.
+            uncond: floats [..., V] of the unconditional branch, if guided.
+        """
+        z = logits if logits.dtype == torch.float64 else logits.float()
+        if uncond is None:
+            return z
+        u = uncond.to(z.dtype)
+        return u + self.guidance_scale * (z - u)
+
     def _logprobs(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
         """Apply the parts in the order of the module's head."""
-        z = logits if logits.dtype == torch.float64 else logits.float()
-        if uncond is not None:
-            u = uncond.to(z.dtype)
-            z = u + self.guidance_scale * (z - u)
+        z = self.guide(logits, uncond)
         if legal is not None:
             z = z.masked_fill(~legal, float("-inf"))
         if self.is_greedy:
@@ -185,6 +270,54 @@ def has_no_distribution(logprobs: Tensor) -> Tensor:
 
 
 SAMPLING_FIELDS = tuple(SamplingParams.__dataclass_fields__)
+DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
+FILTERS = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+CONTROLS = tuple(name for name in SAMPLING_FIELDS if name not in FILTERS)
+# parameters that say which tokens may stand where, which is a matter of the token space
+IN_SPACE = ("min_new_tokens", "max_new_tokens", "stop", "stop_token_ids", "structured")
+LOOK_BACK = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "logits_processor",
+)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return the plain value of a control. Raises ``GenError`` for a bad one."""
+    if name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        return checks.number(name, value, positive=name == "repetition_penalty")
+    if name == "bad_words":
+        return checks.words(value)
+    if name == "logit_bias":
+        return checks.bias(value) or None
+    if name == "stop":
+        return checks.texts(name, value)
+    if name == "stop_token_ids":
+        return checks.ids(name, value)
+    if name == "logits_processor":
+        return checks.processors(value)
+    if name == "structured":
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+            expected = "a mapping such as {'json_schema': {...}}"
+            raise bad_value("sampling.structured", value, expected)
+        return dict(value)
+    return checks.count(name, value, least=1 if name == "max_new_tokens" else 0)
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Compare a value, of any type, to a default."""
+    return value is default or (isinstance(value, (int, float, tuple)) and value == default)
+
+
+def _plain(value: Any) -> Any:
+    """Return tuples as lists, and functions by their names."""
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)  # a class has no such name
+    return value
 
 
 def _is_number(x: object) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.core.logprobs import ItemLogprobs
+
 
 @dataclass
 class Stats:
@@ -83,14 +85,20 @@ class SampleOutput:
         tokens: long [B, T], or latents [B, T, C].
         stats: cost of each row.
         traces: steps of each row, if asked for.
+        logprobs: log-probabilities of each row's tokens up to and including the eos token, if
+            asked for.
     """
 
     tokens: Tensor
     stats: list[Stats]
     traces: list[list[TraceStep]] | None = None
+    logprobs: list[ItemLogprobs] | None = None
 
     def with_prefix(self, prefix: Tensor) -> SampleOutput:
-        """Return the output with tokens [k] before all rows, and traces behind them."""
+        """Return the output with tokens [k] before all rows, which have no log-probabilities, and
+        traces behind them."""
         tokens = torch.cat([prefix.expand(len(self.tokens), *prefix.shape), self.tokens], 1)
         traces = self.traces and [[s.shifted(len(prefix)) for s in row] for row in self.traces]
-        return replace(self, tokens=tokens, traces=traces)
+        given: ItemLogprobs = [None] * len(prefix)
+        logprobs = self.logprobs and [given + row for row in self.logprobs]
+        return replace(self, tokens=tokens, traces=traces, logprobs=logprobs)

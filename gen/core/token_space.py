@@ -26,7 +26,7 @@ class HistoryConstraint(Protocol):
     """Rule about which tokens may follow which: a length that must come out, a grammar.
 
     It is asked left to right, so by causal models alone. ``gen.contracts.constraint`` has the form
-    with a state per row.
+    with a state per row, and automata, which masked models take.
     """
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
@@ -46,6 +46,23 @@ class HistoryConstraint(Protocol):
         ...
 
 
+OVER = -1  # state of a row that is over
+
+
+class StopRule(Protocol):
+    """Rule by which a token other than the eos token ends a row."""
+
+    def step(self, state: int, token: int, is_first: bool) -> int:
+        """Return the state of a row after a token, ``OVER`` where it is over; 0 is the first.
+
+        Args:
+            state: state before the token.
+            token: token id.
+            is_first: whether it is the first token of the row.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class TokenSpace:
     """Shape of what is generated: tokens, or latents.
@@ -59,8 +76,8 @@ class TokenSpace:
         channels: C, floats of a latent; 0 for tokens. A masked position of latents holds NaN.
         constraint: further rule about tokens, given those before them.
         eos_token_id: token after which a row is over. Every later position holds it too, and causal
-            samplers stop there. Masked and block models take it for a token like any other, and
-            refuse a constraint.
+            samplers stop there. Masked and block models take it for a token like any other, also
+            under a constraint, which has to be an automaton for them.
         end_token_ids: all tokens that end a text or a turn, where the eos token is one of several.
         prefix: long [k], tokens before the first position, where a constraint or an end begins to
             look (``suffix``).
@@ -69,6 +86,9 @@ class TokenSpace:
             that is known.
         prompt_tokens: long [n], the token that each id of a prompt stands for, -1 for none; None
             where a prompt's ids are tokens wherever they may be generated.
+        stop: texts before which the text of a row is cut off.
+        stop_token_ids: tokens that end a row as the eos token does, which then follows them.
+        stops: rule of ``stop`` and ``stop_token_ids``, where positions are filled in order.
         blocks: consecutive slices of positions that cover the grid, for models that decode block by
             block; empty where the model's one ``block_length`` says it.
 
@@ -91,6 +111,9 @@ class TokenSpace:
     blocks: tuple[slice, ...] = ()
     end_token_ids: tuple[int, ...] = ()
     prompt_tokens: Tensor | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stops: StopRule | None = None
 
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:
@@ -239,10 +262,15 @@ class TokenSpace:
         return replace(self, grid=grid, legal=self.legal[positions:], prefix=before, blocks=blocks)
 
     def before_end(self, tokens: Tensor) -> Tensor:
-        """Return the tokens [T(, C)] of one row before its eos token, or all of them."""
-        if self.eos_token_id is None:
+        """Return the tokens [T(, C)] of one row before its end, or all of them.
+
+        An end is the eos token, or one of ``stop_token_ids``.
+        """
+        if self.channels or (self.eos_token_id is None and not self.stop_token_ids):
             return tokens
-        return tokens[: int((tokens != self.eos_token_id).long().cumprod(0).sum())]
+        eos = () if self.eos_token_id is None else (self.eos_token_id,)
+        ends = torch.tensor([*eos, *self.stop_token_ids], device=tokens.device)
+        return tokens[: int((~torch.isin(tokens, ends)).long().cumprod(0).sum())]
 
     def apply_constraint(self, legal: Tensor, history: Tensor, positions: Tensor) -> Tensor:
         """Return the allowed tokens at positions, given the tokens before each.

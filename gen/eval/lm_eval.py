@@ -14,6 +14,7 @@ log-likelihoods is refused. Contexts of texts are prompts: white space around th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -23,11 +24,22 @@ from torch import Tensor
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
+from gen.core.sampler import sampler_class
 from gen.eval.metric import missing_package
 
 STOPS = ("until", "stop")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+)
 IGNORED = ("do_sample",)  # says that the temperature counts
 
 
@@ -170,18 +182,31 @@ class HarnessModel:
                 f"a task sets {', '.join(options)}; expected"
                 f" {', '.join((*STOPS, *LENGTHS, *SAMPLING, *IGNORED))}"
             )
+        if not sampled:
+            sampling["temperature"] = 0.0
+        is_causal = sampler_class(self.sampler).protocol == "causal"
         length = self.checkpoint.binding.space.length
-        if lengths and lengths[0] > length:
+        if lengths and is_causal:
+            sampling["max_new_tokens"] = lengths[0]
+        elif lengths and lengths[0] > length:  # a masked model keeps the canvas it was loaded with
             raise GenError(
                 f"a task asks for {lengths[0]} new tokens; model {self.pipe.model} was loaded with"
                 f" max_new_tokens={length}, expected at least {lengths[0]}"
             )
-        if not sampled:
-            sampling = {"temperature": 0.0}
+        if stops and is_causal and self._ends_at_stops:
+            sampling["stop"] = stops
         out = self.pipe(contexts, self.sampler, seed=self.seed, batch_size=self.batch, **sampling)
-        frontend = self.checkpoint.frontend
-        limit = lengths[0] if lengths else length
-        return [_cut(frontend.text(row[:limit].tolist()), stops) for row in out.tokens]
+        text, limit = self.checkpoint.frontend.text, lengths[0] if lengths else length
+        return [_cut(text(row[:limit].tolist()), stops) for row in out.tokens]
+
+    @cached_property
+    def _ends_at_stops(self) -> bool:
+        """True where rows can end at stop texts, which saves forward passes; others are cut."""
+        try:
+            self.checkpoint.frontend.vocabulary()
+        except GenError:  # a tokenizer that does not say what its tokens write
+            return False
+        return self.checkpoint.binding.space.eos_token_id is not None
 
 
 def _cut(text: str, stops: Iterable[str]) -> str:

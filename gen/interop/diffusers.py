@@ -25,8 +25,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError, Interrupt, bad_value, unknown
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, SamplerSpec, spell
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampler import Sampler, SamplerSpec, require_answerable, spell
+from gen.core.sampling_params import CONTROLS, SamplingParams
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.progress import Progress, ProgressBar
@@ -158,25 +158,25 @@ class DiffusersPipeline:
             num_images_per_prompt: samples per prompt; also by the name that diffusers has for the
                 kind of output (``COUNTS``).
             generator: one generator, one for each item, or None for torch's own.
-            output_type: ``pil``, ``np`` or ``pt``; ``latent`` for tokens.
+            output_type: ``pil``, ``np``, ``pt``, or ``latent`` for tokens.
             return_dict: return a ``BaseOutput`` instead of a tuple.
             callback_on_step_end: called as ``callback(pipeline, step, timestep, tensors)`` after
                 every forward pass; ``timestep`` is the share of positions that are still masked.
             callback_on_step_end_tensor_inputs: names of the tensors for the callback.
-            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
-                None takes the one that suits the model.
-            temperature, top_k, top_p, min_p: sampling parameters.
+            sampler: name, ``{"name": ..., parameter: value}`` or sampler; None for the usual one.
+            temperature, top_k, top_p, min_p, others: sampling parameters (``SamplingParams``).
 
         Raises:
             GenError: an argument is not supported, or ``Pipeline`` refuses a value.
         """
+        controls = {k: others.pop(k) for k in CONTROLS if k in others}
         count = self._count(num_images_per_prompt, others)
         output_type = self._output_type(output_type)
         self._check_callback_inputs(callback_on_step_end_tensor_inputs)
         spec = _with_steps(self.pipe, sampler, num_inference_steps)
-        sampling = self._sampling(spec, (temperature, top_k, top_p, min_p, guidance_scale))
-        pipe = self.pipe
-        pipe = pipe if negative_prompt is None else _against(pipe, negative_prompt, sampling.guided)
+        filters = (temperature, top_k, top_p, min_p, guidance_scale)
+        sampling = self._sampling(spec, filters, controls)
+        pipe = _against(self.pipe, negative_prompt, sampling.guided)
         items = self._items(pipe, prompt, count, generator)
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
@@ -187,10 +187,15 @@ class DiffusersPipeline:
         outcome = self._outcome(out.media, out.tokens, output_type)
         return outcome if return_dict else outcome.to_tuple()
 
-    def _sampling(self, spec: SamplerSpec | None, values: Sequence[Any]) -> SamplingParams:
-        """Return the defaults with the values of ``SAMPLING`` that came."""
-        asked = {k: v for k, v in zip(SAMPLING, values, strict=True) if v is not None}
-        sampling = replace(self.pipe.resolve(spec, None)[1], **asked)
+    def _sampling(
+        self, spec: SamplerSpec | None, values: Sequence[Any], controls: Mapping[str, Any]
+    ) -> SamplingParams:
+        """Return the defaults with the values of ``SAMPLING`` and others that came. Raises
+        ``GenError`` for those that the sampler cannot answer."""
+        came = {**dict(zip(SAMPLING, values, strict=True)), **controls}
+        asked = {k: v for k, v in came.items() if v is not None}
+        sampler, sampling = self.pipe.resolve(spec, None)
+        sampling = require_answerable(sampler, replace(sampling, **asked))
         if 0 <= sampling.guidance_scale < 1:  # diffusers guides above 1 alone
             return replace(sampling, guidance_scale=1.0)
         return sampling
@@ -234,7 +239,7 @@ class DiffusersPipeline:
         said = {"num_images_per_prompt": images, **others}
         said = {k: v for k, v in said.items() if v is not None}
         own = {"num_images_per_prompt", COUNTS.get(self.kind, "num_images_per_prompt")}
-        known = {*type(self).__call__.__annotations__, *own} - {"others", "return"}
+        known = {*type(self).__call__.__annotations__, *own, *CONTROLS} - {"others", "return"}
         for key in said:
             if key not in own:
                 raise unknown("argument of the pipeline:", key, known)
@@ -325,8 +330,10 @@ def _with_steps(
     return {**spec, param: steps}
 
 
-def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
+def _against(pipe: Pipeline, negative: str | None, guided: bool) -> Pipeline:
     """Give a pipeline the condition of a negative prompt for the unconditional CFG branch."""
+    if negative is None:
+        return pipe
     if not isinstance(negative, str):
         raise bad_value("negative_prompt", negative, "one text, for all prompts")
     if not guided:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,11 +22,13 @@ from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from gen.core.errors import GenError, bad_value
+from gen.core.logprobs import ItemLogprobs
 from gen.core.rng import CounterRNG, item_key
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput, Stats
-from gen.interop.transformers_request import Request, read_request
+from gen.interop.transformers_control import Control
+from gen.interop.transformers_request import Ends, Request, read_request
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.transformers_compat import argument_of_generate, pad_token
@@ -38,10 +40,15 @@ _PROVEN: weakref.WeakSet = weakref.WeakSet()
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """Output of ``generate`` with ``return_dict_in_generate``, with the cost of every row
-    (``gen.core.stats.Stats``)."""
+    """Output of ``generate`` with ``return_dict_in_generate``.
+
+    Attributes:
+        stats: cost of every row.
+        logprobs: log-probabilities of every row's new tokens; None where nobody asked for them.
+    """
 
     stats: list[Stats] | None = None
+    logprobs: list[ItemLogprobs] | None = None
 
 
 def transformers_generate(
@@ -56,6 +63,14 @@ def transformers_generate(
     sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi",
     seed: int | None = None,
     draft_model=None,
+    logprobs: int | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    stop: str | Sequence[str] | None = None,
+    structured: Mapping[str, Any] | None = None,
+    processing_class: Any = None,
+    tokenizer: Any = None,
     **model_kwargs,
 ) -> Tensor | GenerateOutput:
     """Decode for ``generate``, which calls this function with what it prepared.
@@ -63,47 +78,89 @@ def transformers_generate(
     Args:
         model: causal language model of transformers.
         input_ids: prompts, long [B, S], padded on the left.
-        logits_processor: processors that ``generate`` made of its settings.
-        stopping_criteria: criteria that ``generate`` made of its settings.
-        generation_config: settings of ``generate``.
+        logits_processor: processors that ``generate`` made of settings, and those of the user.
+        stopping_criteria: criteria, likewise.
+        generation_config: the settings.
         synced_gpus: not supported.
         streamer: streamer of transformers.
-        sampler: name of a causal sampler or preset, ``{"name": ..., parameter: value}`` or a
-            sampler.
-        seed: integer; None draws one from torch's default generator, which
-            ``transformers.set_seed`` sets.
-        draft_model: causal language model with the same vocabulary, for samplers that need one.
+        sampler: name of a causal sampler or preset, ``{"name": ..., parameter: value}`` or one.
+        seed: integer; None draws one from torch's generator (``transformers.set_seed``).
+        draft_model: causal language model with the same vocabulary, or a list of several.
+        logprobs: sampling parameter of gen, as those that follow (docs/control.md).
+        presence_penalty: see there.
+        frequency_penalty: see there.
+        logit_bias: see there.
+        stop: see there.
+        structured: see there.
+        processing_class: tokenizer, for ``stop`` and ``structured``.
+        tokenizer: the same, where ``generate`` passes it on.
         model_kwargs: keyword arguments for the model.
 
     Returns:
         Long [B, S + new], padded behind the eos token, or a ``GenerateOutput``.
 
     Raises:
-        GenError: the model's attention takes no masks, or a setting cannot be honoured
-            (docs/interop.md lists them).
+        GenError: the model's attention takes no masks, or a setting cannot be honoured.
     """
+    penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    text = tokenizer if processing_class is None else processing_class
+    params = {**penalties, "logit_bias": logit_bias}
+    control = Control(params, stop, structured, text, logprobs)
     _refuse_call(generation_config, synced_gpus)
+    prepared = (logits_processor, stopping_criteria, generation_config, model_kwargs)
     streamer = streamer if streamer is not None else argument_of_generate("streamer")
-    with _usable(model, draft_model):
-        request = read_request(
-            input_ids,
-            generation_config,
-            logits_processor,
-            stopping_criteria,
-            CausalLM(model).vocab_size,
-            model_kwargs,
-        )
-        sampler, sampling = _resolved(sampler, request, generation_config.do_sample)
-        _require_sampler(sampler, draft_model, request.space.vocab_size)
-        target, put = _target(model, request, sampling), None
-        draft = None if draft_model is None else _target(draft_model, request, sampling)
+    return _decode(model, input_ids, prepared, control, streamer, (sampler, seed, draft_model))
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    prepared: tuple[Any, Any, Any, dict[str, Any]],
+    control: Control,
+    streamer: Any,
+    chosen: tuple[Any, int | None, Any],
+) -> Tensor | GenerateOutput:
+    """Decode; arguments as of ``transformers_generate``.
+
+    Args:
+        model: the model.
+        input_ids: prompts.
+        prepared: logits processors, stopping criteria, settings and arguments of the model.
+        control: sampling parameters of gen.
+        streamer: streamer, if any.
+        chosen: sampler, seed and draft models.
+    """
+    (processors, criteria, config, model_kwargs), (sampler, seed, draft_model) = prepared, chosen
+    drafts, put = _listed(draft_model), None
+    with _usable(model, *drafts):
+        criteria = [*(criteria or ()), *control.criteria()]
+        size = CausalLM(model).vocab_size
+        request = read_request(input_ids, config, processors, criteria, size, model_kwargs)
+        request = control.controlled(request)
+        _require_logprobs(control.logprobs, request, config)
+        sampler, sampling = _resolved(sampler, request, config.do_sample)
+        _require_sampler(sampler, drafts, request)
+        target = _target(model, request, sampling)
         if streamer is not None:
-            put = _following(streamer, request.ends, generation_config, input_ids.device)
+            put = _following(streamer, request.ends, config, input_ids.device)
         rng = CounterRNG(_keys(request.prompts, seed), model.device)
-        out = sampler(target, rng, draft=draft, callback=put)
+        out = sampler(target, rng, draft=_draft(drafts, request, sampling), callback=put)
     if streamer is not None:
         streamer.end()
-    return _result(input_ids, out, request.ends, generation_config)
+    return _result(input_ids, out, request.ends, config)
+
+
+def _listed(draft_model) -> list[Any]:
+    """List the draft models: none, one or several."""
+    if isinstance(draft_model, (list, tuple)):
+        return list(draft_model)
+    return [] if draft_model is None else [draft_model]
+
+
+def _draft(drafts: list[Any], request: Request, sampling: SamplingParams) -> Any:
+    """Make the target of the draft model, or of each where there are several."""
+    targets = [_target(draft, request, sampling) for draft in drafts]
+    return targets if len(targets) > 1 else next(iter(targets), None)
 
 
 def _resolved(spec: Any, request: Request, draws: bool) -> tuple[Sampler, SamplingParams]:
@@ -134,22 +191,21 @@ def _usable(*models: Any) -> Iterator[None]:
 
 
 def _result(
-    input_ids: Tensor, out: SampleOutput, ends: Tensor, config: Any
+    input_ids: Tensor, out: SampleOutput, ends: Ends, config: Any
 ) -> Tensor | GenerateOutput:
     """Put the prompts before the tokens, as ``generate`` returns them."""
     tokens = out.tokens.to(input_ids.device)
-    lengths = spoken(tokens, ends)
-    tokens = padded(tokens, lengths, config)[:, : int(lengths.max())]
+    lengths = ends.lengths(tokens)
+    if ends.pads:
+        tokens = padded(tokens, lengths, config)
+    tokens = tokens[:, : int(lengths.max())]
     sequences = torch.cat([input_ids, tokens], 1)
     if config.return_dict_in_generate:
-        return GenerateOutput(sequences=sequences, stats=out.stats)
+        logprobs = out.logprobs
+        if logprobs is not None:  # the eos token after a stop string is no token of generate
+            logprobs = [row[:n] for row, n in zip(logprobs, lengths.tolist(), strict=True)]
+        return GenerateOutput(sequences=sequences, stats=out.stats, logprobs=logprobs)
     return sequences
-
-
-def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
-    """Count the tokens of each row [B, T] up to and including its first end token: long [B]."""
-    over = torch.isin(tokens, ends.to(tokens.device))
-    return torch.where(over.any(1), over.long().argmax(1) + 1, tokens.shape[1])
 
 
 def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
@@ -159,6 +215,18 @@ def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
     return tokens if pad is None else torch.where(behind, pad.to(tokens.device), tokens)
 
 
+class GuidedTarget(CausalTarget):
+    """Target whose guidance mixes log-probabilities, as that of ``generate`` does.
+
+    The mixture differs from that of logits by a number for each position, which a penalty that
+    depends on the sign of a score does not ignore.
+    """
+
+    def _split(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return super()._split(wide.log_softmax(-1))
+
+
 def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
@@ -166,12 +234,11 @@ def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
     def count(rows):
         return torch.tensor([len(r) for r in rows])
 
-    branches = (
-        {}
-        if request.negative is None
-        else {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
-    )
-    return CausalTarget(
+    kind, branches = CausalTarget, {}
+    if request.negative is not None:
+        branches = {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
+        kind = GuidedTarget if request.controls else CausalTarget
+    return kind(
         CausalLM(model),
         pad(request.prompts),
         request.space,
@@ -196,7 +263,7 @@ def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
     return keys
 
 
-def _following(streamer, ends: Tensor, config, device):
+def _following(streamer, ends: Ends, config: Any, device: torch.device):
     """Make a callback that sends the streamer the tokens [B] of a position as soon as all rows have
     theirs, as ``generate`` does."""
     sent = 0
@@ -204,10 +271,11 @@ def _following(streamer, ends: Tensor, config, device):
     def put(info: dict[str, Any]) -> None:
         nonlocal sent
         tokens, known = info["tokens"].to(device), info["known"].to(device)
-        lengths = torch.where(known.all(1), spoken(tokens, ends), tokens.shape[1])
         ready = int(known.all(0).long().cumprod(0).sum())
+        lengths = ends.lengths(tokens, ready)
         ready = min(ready, int(lengths.max()))
-        for column in padded(tokens, lengths, config)[:, sent:ready].T:
+        shown = padded(tokens, lengths, config) if ends.pads else tokens
+        for column in shown[:, sent:ready].T:
             streamer.put(column.cpu())
         sent = max(sent, ready)
 
@@ -233,15 +301,37 @@ def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
         )
 
 
-def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
-    name = type(sampler).__name__
+def _require_logprobs(logprobs: int | None, request: Request, config: Any) -> None:
+    """Refuse log-probabilities that nobody would see, or that temperature and filters changed."""
+    if logprobs is None:
+        return
+    if not config.return_dict_in_generate:
+        raise GenError(
+            f"logprobs is {logprobs!r} without return_dict_in_generate; expected"
+            " return_dict_in_generate=True, whose output holds them"
+        )
+    if request.warps:
+        raise GenError(
+            f"logprobs is {logprobs!r} with processors that apply temperature or filters"
+            " themselves; expected none of typical_p, epsilon_cutoff, eta_cutoff and top_h"
+        )
+
+
+def _require_sampler(sampler: Sampler, drafts: list[Any], request: Request) -> None:
+    name, vocab_size = type(sampler).__name__, request.space.vocab_size
     if sampler.protocol != "causal" or "codes" not in sampler.kinds:
         raise GenError(
             f"sampler {name} needs a {sampler.protocol} model of {' or '.join(sampler.kinds)};"
             " expected a causal one of codes, such as 'speculative_jacobi', 'autoregressive' or"
             " 'speculative'"
         )
-    if sampler.drafted and (sampler.draft_protocol or draft_model is None):
+    if not sampler.returns_logprobs and request.controls:
+        raise GenError(
+            f"sampler {name} compares whole texts, and generate counts"
+            f" {', '.join(request.controls)} among their scores; expected a sampler such as"
+            " 'speculative_jacobi'"
+        )
+    if sampler.drafted and (sampler.draft_protocol or not drafts):
         raise GenError(
             f"sampler {name} needs a {sampler.draft_protocol or 'causal'} draft model; expected"
             " draft_model=, a causal language model, or another sampler"
@@ -251,16 +341,21 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
             f"sampler.draft_model is {sampler.draft_model!r}; expected the model itself as"
             " draft_model="
         )
-    if draft_model is not None and not sampler.drafted:
+    if len(drafts) > 1 and not sampler.takes_several_drafts:
+        raise GenError(
+            f"draft_model has {len(drafts)} models; expected one, or the drafter several"
+        )
+    if drafts and not sampler.drafted:
         raise GenError(
             f"draft_model is given, but sampler {name} drafts without one; expected a sampler"
             " such as 'speculative'"
         )
-    if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:
-        raise GenError(
-            f"draft_model has a vocabulary of {CausalLM(draft_model).vocab_size} tokens; expected"
-            f" {vocab_size}, as the model"
-        )
+    for size in (CausalLM(draft).vocab_size for draft in drafts):
+        if size != vocab_size:
+            raise GenError(
+                f"draft_model has a vocabulary of {size} tokens; expected {vocab_size}, as the"
+                " model"
+            )
 
 
 def require_model(model) -> None:

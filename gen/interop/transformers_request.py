@@ -16,30 +16,22 @@ from transformers.generation import GenerationConfig, logits_process, stopping_c
 
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
-from gen.models.load.transformers_compat import end_tokens, is_users_cache
+from gen.interop.transformers_processors import (
+    REFUSED,
+    WARPERS,
+    Chain,
+    require_functions,
+    translate,
+)
+from gen.models.load.transformers_compat import is_users_cache
 
 P = logits_process
-WARPERS = {
-    P.TemperatureLogitsWarper: "temperature",
-    P.TopKLogitsWarper: "top_k",
-    P.TopPLogitsWarper: "top_p",
-    P.MinPLogitsWarper: "min_p",
-}
-RULES = (
-    P.MinLengthLogitsProcessor,
-    P.MinNewTokensLengthLogitsProcessor,
-    P.SuppressTokensLogitsProcessor,
-    P.SuppressTokensAtBeginLogitsProcessor,
+GUIDANCE = P.UnbatchedClassifierFreeGuidanceLogitsProcessor
+CRITERIA = (
+    stopping_criteria.MaxLengthCriteria,
+    stopping_criteria.EosTokenCriteria,
+    stopping_criteria.StopStringCriteria,
 )
-# in the order in which sampling parameters apply; allowed tokens are one stage, so their rules may
-# come in any order
-STAGES = {
-    P.UnbatchedClassifierFreeGuidanceLogitsProcessor: 0,
-    **dict.fromkeys(RULES, 1),
-    **{warper: 2 + i for i, warper in enumerate(WARPERS)},
-    P.LogitNormalization: 9,
-}
-CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria)
 # settings without a processor of their own, and their values where they are unused
 UNSUPPORTED = {
     "num_beams": (None, 1),
@@ -89,6 +81,63 @@ class SeveralEnds:
         return only | ~over[..., None]
 
 
+class Ends:
+    """Ends of rows: end tokens and stop strings.
+
+    Attributes:
+        token_ids: token ids that end a row, long [n].
+        stop: finds rows that have a stop string at their end; None without stop strings.
+        pads: whether ``generate`` pads rows behind their ends, which it does with an end token.
+
+    Args:
+        criteria: stopping criteria of ``generate``.
+        input_ids: padded prompts, long [B, S].
+        vocab_size: vocabulary size of the model.
+    """
+
+    def __init__(self, criteria: list, input_ids: Tensor, vocab_size: int):
+        found = [c for c in criteria if type(c) is stopping_criteria.EosTokenCriteria]
+        ids = torch.cat([torch.zeros(0).long(), *(c.eos_token_id.cpu().flatten() for c in found)])
+        self.token_ids, self.pads = ids[(ids >= 0) & (ids < vocab_size)], bool(found)
+        stops = [c for c in criteria if type(c) is stopping_criteria.StopStringCriteria]
+        self.stop = _AnyStop(stops) if stops else None
+        self.input_ids = input_ids
+        self._checked, self._stopped = 0, torch.full((len(input_ids),), torch.iinfo(torch.long).max)
+
+    def lengths(self, tokens: Tensor, known: int | None = None) -> Tensor:
+        """Count the tokens of each row up to and including its end: long [B].
+
+        Args:
+            tokens: tokens of the rows, long [B, T]; the same ones in every call, or more.
+            known: columns that are known; T for all. Rows that do not end in them have T tokens.
+        """
+        known = tokens.shape[1] if known is None else known
+        total = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+        over = torch.isin(tokens[:, :known], self.token_ids.to(tokens.device))
+        if known:
+            total = torch.where(over.any(1), over.long().argmax(1) + 1, total)
+        if self.stop is None:
+            return total
+        self._stopped = self._stopped.to(tokens.device)
+        for n in range(self._checked, known):
+            text = torch.cat([self.input_ids.to(tokens.device), tokens[:, : n + 1]], 1)
+            ends = torch.where(self.stop(text), n + 1, self._stopped)
+            self._stopped = torch.minimum(self._stopped, ends)
+        self._checked = max(self._checked, known)
+        return torch.minimum(total, self._stopped)
+
+
+@dataclass(frozen=True)
+class _AnyStop:
+    """Stop strings of several criteria."""
+
+    criteria: list[stopping_criteria.StopStringCriteria]
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Find the rows, long [n, S], that have a stop string at their end: bool [n]."""
+        return torch.stack([criterion(ids, None) for criterion in self.criteria]).any(0)
+
+
 @dataclass(frozen=True)
 class Request:
     """Request of one call of ``generate``.
@@ -98,14 +147,18 @@ class Request:
         negative: token ids of every row of the unconditional CFG branch, if guided.
         sampling: sampling parameters that the settings name.
         space: token space of the answer.
-        ends: token ids that end a row.
+        ends: ends of rows.
+        warps: whether a logits processor applies temperature and filters itself.
+        controls: names of what acts on the scores of tokens beside temperature and filters.
     """
 
     prompts: list[list[int]]
     negative: list[list[int]] | None
     sampling: dict[str, Any]
     space: TokenSpace
-    ends: Tensor
+    ends: Ends
+    warps: bool = False
+    controls: tuple[str, ...] = ()
 
 
 def _refuse_unsupported(
@@ -118,12 +171,11 @@ def _refuse_unsupported(
         if getattr(config, k, None) not in usual
     ]
     asked += [f"{k}" for k, v in others.items() if k not in READ and v is not None]
-    asked += [
-        f"stopping criterion {type(c).__name__}" for c in criteria or () if type(c) not in CRITERIA
-    ]
-    asked += [
-        f"logits processor {type(p).__name__}" for p in processors or () if type(p) not in STAGES
-    ]
+    asked += [f"stopping criterion {type(c).__name__}" for c in criteria if type(c) not in CRITERIA]
+    asked += [f"logits processor {type(p).__name__}" for p in processors if isinstance(p, REFUSED)]
+    guidance = [n for n, p in enumerate(processors) if type(p) is GUIDANCE]
+    if guidance and guidance != [0]:
+        asked.append(f"logits processor {GUIDANCE.__name__} behind another one")
     cache = others.get("past_key_values")
     if cache is not None and (is_users_cache(cache) or cache.get_seq_length()):
         asked.append("past_key_values")
@@ -155,43 +207,40 @@ def read_request(
     Raises:
         GenError: settings that cannot be honoured, by name.
     """
+    processors, criteria = list(processors or ()), list(criteria or ())
     _refuse_unsupported(config, processors, criteria, others)
-    stages = [STAGES[type(p)] for p in processors or ()]
-    if stages != sorted(stages) or len({s for s in stages if s != 1}) < sum(s != 1 for s in stages):
-        raise GenError(
-            f"the logits processors are {', '.join(type(p).__name__ for p in processors)}; expected"
-            " each once and in the order guidance, allowed tokens, temperature, top-k, top-p, min-p"
-        )
-    length = config.max_length - input_ids.shape[1]
+    width = input_ids.shape[1]
+    lengths = [c.max_length for c in criteria if type(c) is stopping_criteria.MaxLengthCriteria]
+    length = min(lengths, default=config.max_length) - width
     if length < 1:
         raise GenError(
-            f"max_length is {config.max_length} and the prompts have {input_ids.shape[1]} tokens;"
-            " expected room for one more at least"
+            f"max_length is {length + width} and the prompts have {width} tokens; expected room for"
+            " one more at least"
         )
     prompts = unpadded(input_ids, others.get("attention_mask"), "attention_mask")
     _same_positions(others.get("position_ids"), input_ids, others.get("attention_mask"))
-    sampling = {"temperature": 1.0} | {
-        WARPERS[type(p)]: getattr(p, WARPERS[type(p)])
-        for p in processors or ()
-        if type(p) in WARPERS
-    }
-    if not config.do_sample:
-        sampling["temperature"] = 0.0
-    negative = None
-    if stages and stages[0] == 0:
+    sampling, negative = {}, None
+    if processors and type(processors[0]) is GUIDANCE:
         sampling["guidance_scale"] = float(processors[0].guidance_scale)
         negative = _negative(processors[0].unconditional_context, prompts)
-    ends = end_tokens(config)
-    ends = torch.zeros(0, dtype=torch.long) if ends is None else ends.cpu().flatten()
-    ends = ends[(ends >= 0) & (ends < vocab_size)]
-    rules = [p for p in processors or () if type(p) in RULES]
-    return Request(
-        prompts,
-        negative,
-        sampling,
-        make_space(length, input_ids.shape[1], vocab_size, ends, rules),
-        ends,
-    )
+        processors = processors[1:]
+    ends = Ends(criteria, input_ids, vocab_size)
+    padding = torch.tensor([width - len(p) for p in prompts])
+    found = translate(processors, padding, ends.stop is not None)
+    require_functions(found.objects, input_ids, vocab_size)
+    space = make_space(length, width, vocab_size, ends.token_ids, found.rules)
+    sampling = {"temperature": 1.0, **sampling, **found.sampling}
+    if not config.do_sample:
+        sampling["temperature"] = 0.0
+    looks_back = [type(p).__name__ for p in found.objects]
+    looks_back += [k for k in found.sampling if k not in WARPERS.values()]
+    looks_back += ["stop_strings"] if ends.stop is not None else []
+    if found.objects or ends.stop is not None or (looks_back and len(space.end_token_ids) > 1):
+        end_ids = torch.tensor(space.end_token_ids, dtype=torch.long)
+        sampling["logits_processor"] = [
+            Chain(found.objects, input_ids, padding, end_ids, ends.stop)
+        ]
+    return Request(prompts, negative, sampling, space, ends, found.warps, tuple(looks_back))
 
 
 def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: list) -> TokenSpace:

@@ -17,6 +17,7 @@ from typing import Any
 from gen.core.errors import GenError
 from gen.core.files import sha256
 from gen.models.load.locate import locate, zoo
+from gen.pipeline.control import with_output
 from gen.pipeline.lengths import without_eos
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import INPUTS
@@ -139,7 +140,8 @@ class Decoder:
     def medium(self, stored: StoredTokens) -> Any:
         """Decode an item's tokens. Raises ``GenError`` for tokens of another space, and for an
         edit that cannot be made again."""
-        meta, modality, space = stored.meta, self.pipe.modality, self.space
+        meta, modality = stored.meta, self.pipe.modality
+        space = with_output(self.space, **meta.get("output", {}))
         if stored.tokens.shape != (
             shape := (space.length, *[space.channels] * bool(space.channels))
         ):

@@ -7,9 +7,11 @@ from typing import Any
 
 from gen.core.registry import registry
 from gen.core.sampler import Preset
+from gen.core.sampling_params import SAMPLING_FIELDS
 
 DEFAULT_SAMPLER = "speculative_jacobi"
-SAMPLING_FLAGS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+# logits processors are functions, which no command line can write
+SAMPLING_FLAGS = tuple(name for name in SAMPLING_FIELDS if name != "logits_processor")
 
 
 def requested_sampling(args: argparse.Namespace) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, put, slug, writing
+from gen.core.sampler import draft_models
 from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.store.claims import create
@@ -169,7 +170,8 @@ def made_with() -> dict[str, str | None]:
 def weights_of(job: Job) -> dict[str, str]:
     """Digest every model that the job names: names, sizes, beginnings and ends of its files,
     since reading all of them takes long. Training again into the same folder changes it."""
-    named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
+    drafts = (e.sampler.get("draft_model") for e in job.entries)
+    named = {e.model for e in job.entries}.union(*map(draft_models, drafts))
     if not any(named):
         return {}
     found = {}

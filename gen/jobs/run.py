@@ -13,7 +13,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -258,13 +258,18 @@ def save_output(out: Any, folder: str | Path) -> Path:
         GenError: if the items are no whole run, or the folder holds another job.
     """
     folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
+    if any(i.max_new_tokens not in (None, out.sampling.max_new_tokens) for i in out.items):
+        raise GenError(
+            "max_new_tokens differs between the items to save, and a job has one number for all;"
+            " expected one, or a prompts file whose rows say theirs"
+        )
     prompts, samples = whole_run(out.items, modality)
     tree = {
         "modality": out.modality,
         "model": out.model,
         "model_options": dict(out.model_options),
         "sampler": dict(out.spec),
-        "sampling": asdict(out.sampling),
+        "sampling": out.sampling.to_dict(),
         "prompts": prompts,
         "num_samples": samples,
         "seed": out.items[0].seed,

@@ -18,6 +18,7 @@ from typing import Any
 
 from gen.core.errors import GenError, cut, describe
 from gen.core.files import Puts, sha256, writing
+from gen.core.logprobs import as_dicts
 from gen.gallery import write as gallery
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
@@ -63,8 +64,20 @@ class Writer:
             return
         with writing(self.target):
             self.target.mkdir(parents=True, exist_ok=True)
+        puts = Puts(self._syncs)
+        try:
+            self._put(out, batch, keep, puts)
+        except (OSError, GenError):
+            # who took the shard over may have removed its folder
+            if not self._lost():
+                raise
+        finally:
+            puts.drop()
+
+    def _put(self, out: Any, batch: list[Work], keep: set[str] | None, puts: Puts) -> None:
+        """Write a finished microbatch; arguments as of ``submit``."""
         rows: list[Row] = []
-        puts, outdated = Puts(self._syncs), []
+        outdated: list[Path] = []
         try:
             for i, work in enumerate(batch):
                 if keep is None or work.item["id"] in keep:
@@ -77,7 +90,6 @@ class Writer:
         finally:  # a disk that is full in the middle takes nothing back
             if rows and puts.commit(lambda: self._fenced(outdated)):
                 self._add(rows)
-            puts.drop()
 
     def _fail(self, batch: list[Work], errors: list[str]) -> None:
         with self._fenced() as mine:
@@ -164,9 +176,10 @@ class Writer:
                 traces.mkdir(exist_ok=True)
             steps = json.dumps([_trace_step(s) for s in out.traces[i]]) + "\n"
             puts.add(traces / f"{work.item['id']}.json", lambda path: path.write_text(steps))
+        logprobs = {} if out.logprobs is None else {"logprobs": as_dicts(out.logprobs[i])}
         about = (
             json.dumps(
-                {**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job},
+                {**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job, **logprobs},
                 ensure_ascii=False,
             )
             + "\n"

@@ -104,6 +104,29 @@ def read_count(num_samples: Any, options: dict[str, Any]) -> int:
     return next(iter(counts.values()), 1)
 
 
+def read_limits(options: dict[str, Any], prompts: int) -> list[int] | None:
+    """Return the ``max_new_tokens`` of every prompt where several came; their largest stays.
+
+    Args:
+        options: keywords of the call, of which ``max_new_tokens`` is changed.
+        prompts: number of prompts.
+
+    Raises:
+        GenError: another number of them came, or one is no positive integer.
+    """
+    given = options.get("max_new_tokens")
+    if given is None or isinstance(given, (str, Real)) or not isinstance(given, Iterable):
+        return None
+    limits = [read_integer("max_new_tokens", value, 1) for value in given]
+    if len(limits) != prompts:
+        raise GenError(
+            f"max_new_tokens has {len(limits)} numbers and there are {prompts} prompts; expected"
+            " one for each, or one number"
+        )
+    options["max_new_tokens"] = max(limits)
+    return limits
+
+
 def read_seed(seed: Any) -> int:
     """Return a seed; of None a new one, drawn from torch's generator.
 

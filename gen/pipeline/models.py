@@ -18,7 +18,7 @@ from gen.contracts.checkpoint import (
     options_of,
 )
 from gen.contracts.defaults import Defaults
-from gen.contracts.frontend import TokenFrontend, codebook_digest
+from gen.contracts.frontend import TokenFrontend, Vocabulary, codebook_digest
 from gen.contracts.modality import Binding, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
@@ -112,6 +112,7 @@ class ModalityModels:
         self._checkpoints: dict[str, Checkpoint | None] = {}
         self._frontends: dict[str, TokenFrontend] = {}
         self._loaded: dict[str, tuple[Any, Binding, TokenFrontend]] = {}
+        self._vocabularies: dict[str, Vocabulary | None] = {}
 
     def _attach(self) -> None:
         """Load a published model, and check the name of another one.
@@ -329,23 +330,27 @@ class ModalityModels:
             )
         return self.model
 
-    def draft_name(self, sampler: SamplerSpec) -> str:
-        """Return the name of a sampler's draft model: its own, or the modality's.
+    def draft_names(self, sampler: SamplerSpec) -> list[str]:
+        """Return the names of a sampler's draft models: its own, or the modality's.
 
         The modality's is taken from beside the model, if it lies there.
         """
         resolved = resolve_sampler(sampler)[0]
-        other = resolved.draft_protocol
-        kind = self.defaults.kind(sampler)
-        name = resolved.draft_model or self._default(
-            model_key(other or resolved.protocol, kind, draft=not other)
-        )
-        if resolved.draft_model and other and other not in self._serves(name)[0]:
-            raise GenError(
-                f"draft model {name} is a {' and '.join(self._serves(name)[0])} one; expected a"
-                f" {other} one"
-            )
-        return name if resolved.draft_model else str(self._beside(name) or name)
+        other, found = resolved.draft_protocol, []
+        for name in resolved.draft_names:
+            if name is None:
+                kind = self.defaults.kind(sampler)
+                key = model_key(other or resolved.protocol, kind, draft=not other)
+                usual = self._default(key)
+                found.append(str(self._beside(usual) or usual))
+                continue
+            if other and other not in self._serves(name)[0]:
+                raise GenError(
+                    f"draft model {name} is a {' and '.join(self._serves(name)[0])} one; expected"
+                    f" a {other} one"
+                )
+            found.append(name)
+        return found
 
     def _default(self, key: str) -> str:
         """Return the modality's model of a key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,7 @@ from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_type
+from gen.core.logprobs import ItemLogprobs, as_dicts
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
 from gen.pipeline.html import as_html
@@ -31,12 +32,14 @@ class ItemPlan:
         seed: seed of this item.
         condition: typed condition of the modality, with what the prompt leaves open decided by the
             seed.
+        max_new_tokens: tokens that this item may have, where they differ between items.
     """
 
     index: int
     prompt: str
     seed: int
     condition: Any = None
+    max_new_tokens: int | None = None
 
 
 MEDIA_KINDS = ("image", "audio", "video")
@@ -51,6 +54,9 @@ class PipelineOutput:
         tokens: long [N, T], or latents [N, T, C].
         stats: cost of each item.
         traces: steps of each item, if asked for.
+        logprobs: log-probabilities of each item's tokens up to and including the eos token, if
+            asked for; None stands for tokens of a given prefix. The last batch of an interrupted
+            call has none.
         items: plan of each item.
         modality: name of the modality.
         model: name of the model.
@@ -91,6 +97,7 @@ class PipelineOutput:
     served: Modality | None = None
     frontend: TokenFrontend | None = None
     interrupted: bool = False
+    logprobs: list[ItemLogprobs] | None = None
 
     def __len__(self) -> int:
         return len(self.media)
@@ -115,6 +122,7 @@ class PipelineOutput:
             stats=self.stats[index],
             traces=None if self.traces is None else self.traces[index],
             items=self.items[index],
+            logprobs=None if self.logprobs is None else self.logprobs[index],
         )
 
     @property
@@ -176,18 +184,20 @@ class PipelineOutput:
             "model": self.model,
             "model_options": dict(self.model_options),
             "sampler": dict(self.spec),
-            "sampling": asdict(self.sampling),
+            "sampling": self.sampling.to_dict(),
             "guarantee": self.guarantee,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "interrupted": self.interrupted,
-            "items": [
-                {"prompt": i.prompt, "seed": i.seed, "tokens": tokens, "stats": stats.to_dict()}
-                for i, tokens, stats in zip(
-                    self.items, self.tokens.tolist(), self.stats, strict=True
-                )
-            ],
+            "items": [self._item_dict(i) for i in range(len(self))],
         }
+
+    def _item_dict(self, i: int) -> dict[str, Any]:
+        """Return everything about one item but its media as plain data."""
+        item = self.items[i]
+        said = {} if self.logprobs is None else {"logprobs": as_dicts(self.logprobs[i])}
+        tokens, stats = self.tokens[i].tolist(), self.stats[i].to_dict()
+        return {"prompt": item.prompt, "seed": item.seed, "tokens": tokens, "stats": stats, **said}
 
     def __repr__(self) -> str:
         seeds = self.seeds
@@ -220,9 +230,11 @@ class PipelineOutput:
         """Return one output of several that differ in their items only."""
         if len(parts) == 1:
             return parts[0]
-        traces = None
+        traces, logprobs = None, None
         if parts[0].traces is not None:
             traces = [trace for part in parts for trace in part.traces or ()]
+        if parts[0].logprobs is not None:
+            logprobs = [row for part in parts for row in part.logprobs or ()]
         return replace(
             parts[0],
             media=[media for part in parts for media in part.media],
@@ -231,6 +243,7 @@ class PipelineOutput:
             traces=traces,
             items=[item for part in parts for item in part.items],
             interrupted=any(part.interrupted for part in parts),
+            logprobs=logprobs,
         )
 
     def save(self, folder: str | Path) -> Path:

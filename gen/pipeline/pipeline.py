@@ -17,7 +17,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -44,12 +45,15 @@ from gen.pipeline.arguments import (
     check_types,
     read_count,
     read_integer,
+    read_limits,
     read_prompts,
     read_sampling,
     read_seed,
     require_items,
 )
+from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
 from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
+from gen.pipeline.logprobs import with_texts
 from gen.pipeline.memory import Attempt, BatchSizes
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.partial import LastStep
@@ -57,6 +61,7 @@ from gen.pipeline.progress import Progress, ProgressBar
 from gen.pipeline.prompted import PromptedModels
 from gen.pipeline.request import GenerationRequest, PreparedRun, StartingPoint
 from gen.pipeline.streaming import Chunk, OnChunk, Stream, stream_chunks, stream_of
+from gen.tokenizers.base.text_bytes import TextBytes
 
 BATCH_SIZE = 8
 TURNS = 4  # batches that are handed over together, so that rows that are done can be replaced
@@ -120,8 +125,8 @@ class Pipeline(PromptedModels):
             span: part of the source that is made anew, such as ``"20:60"``.
             prefix: media, or its path, that every output begins with.
             frames: length of the outputs, where the modality has no fixed one.
-            options: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``guidance_scale``; absent
-                ones are the modality's default; and other names of arguments above.
+            options: sampling parameters (``SamplingParams``); absent ones are the modality's
+                default; and other names of arguments above.
 
         Returns:
             Media, tokens and statistics, one of each per item.
@@ -154,6 +159,7 @@ class Pipeline(PromptedModels):
         """Read the arguments that ``__call__`` and ``stream`` share."""
         conditions = read_prompts(prompts, options.pop("prompt", None))
         count = read_count(num_samples, options)
+        limits = read_limits(options, len(conditions))
         explicit = read_sampling(options, CALL_KEYWORDS)
         spec, sampling = self.defaults.complete(sampler, explicit)
         if explicit.get("guidance_scale") == 0:
@@ -163,9 +169,10 @@ class Pipeline(PromptedModels):
             )
         resolved, params = resolve_sampler(spec, sampling)
         self.model_name(spec)  # a wrong model fails before prompts are parsed
-        return GenerationRequest(
-            self.plan(conditions, count, read_seed(seed)), spec, resolved, params
-        )
+        items = self.plan(conditions, count, read_seed(seed))
+        if limits is not None:
+            items = [replace(x, max_new_tokens=limits[n // count]) for n, x in enumerate(items)]
+        return GenerationRequest(items, spec, resolved, params)
 
     def _make_all(self, request: GenerationRequest, bar: ProgressBar) -> PipelineOutput:
         """Make all items, in smaller batches where memory runs out."""
@@ -234,6 +241,11 @@ class Pipeline(PromptedModels):
         Raises:
             GenError: anything that cannot be done.
         """
+        if options.get("logprobs") is not None:
+            raise GenError(
+                f"logprobs is {options['logprobs']!r}, and a stream yields media alone; expected a"
+                " call of the pipeline"
+            )
         request = replace(
             self._request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(prefix=prefix),
@@ -377,11 +389,22 @@ class Pipeline(PromptedModels):
             if request.start.source is None and request.start.frames is None:
                 length_space = space
             space = without_eos(space)
+        num_prefix = 0 if start.prefix is None else len(start.prefix)
+        limits = item_limits([item.max_new_tokens for item in items], space, sampling)
+        if limits is not None and not protocol.left_to_right:
+            canvas = space.empty(len(items), self.device) if start.canvas is None else start.canvas
+            start = replace(start, canvas=filled_behind(canvas, limits + num_prefix, space))
+        vocabulary = partial(self.vocabulary, name)
+        space, sampling = controlled(
+            space, sampling, frontend, vocabulary, protocol.left_to_right, num_prefix
+        )
         target = self.target(sampler, sampling, items, name, start.prefix, space)
-        draft = None
-        if sampler.drafted:
-            draft = self._draft_target(request, name, frontend, start.prefix, space)
-        return PreparedRun(request, name, frontend, start, space, target, draft, length_space)
+        target.limits = limits
+        drafts = tuple(
+            self._draft_target(request, sampling, name, frontend, start.prefix, space, draft)
+            for draft in (self.draft_names(request.spec) if sampler.drafted else ())
+        )
+        return PreparedRun(request, name, frontend, start, space, target, drafts, length_space)
 
     def _as_stated(self, item: ItemPlan) -> ItemPlan:
         """Return an item of an edit with the condition that its prompt states."""
@@ -397,7 +420,7 @@ class Pipeline(PromptedModels):
         if prepared.length_space is not None:
             lengths = self.target(
                 request.sampler,
-                request.sampling,
+                target.sampling,
                 request.items,
                 prepared.model,
                 space=prepared.length_space,
@@ -483,6 +506,7 @@ class Pipeline(PromptedModels):
             model_options=self.model_options,
             served=self.modality,
             frontend=frontend,
+            logprobs=with_texts(out.logprobs, frontend),
         )
 
     def decode(self, tokens: Tensor, space: TokenSpace, frontend: TokenFrontend) -> Any:
@@ -490,8 +514,12 @@ class Pipeline(PromptedModels):
 
         Rows are decoded one at a time, so that media do not depend on a batch.
         """
-        codes = self.modality.to_codes(space.before_end(tokens)[None], space)
-        return self.modality.trim(frontend.postprocess(frontend.decode(codes)[0]))
+        kept = space.before_end(tokens)
+        if not len(kept) and isinstance(frontend, TextBytes):
+            return ""
+        codes = self.modality.to_codes(kept[None], space)
+        media = self.modality.trim(frontend.postprocess(frontend.decode(codes)[0]))
+        return before_stop(media, space.stop) if space.stop else media
 
     def as_diffusers(self):
         """Return this pipeline with the call of diffusers' pipelines."""
@@ -514,7 +542,7 @@ CALL_KEYWORDS = (
 
 def _as_mapping(sampling: Mapping[str, Any] | SamplingParams) -> Mapping[str, Any]:
     """Return sampling parameters by name."""
-    return asdict(sampling) if isinstance(sampling, SamplingParams) else sampling
+    return sampling.keywords() if isinstance(sampling, SamplingParams) else sampling
 
 
 def load(

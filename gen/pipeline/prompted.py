@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import PromptBatch
-from gen.contracts.frontend import TokenFrontend
+from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import item_key
-from gen.core.sampler import Sampler, SamplerSpec
+from gen.core.sampler import Sampler, SamplerSpec, require_constraint_kept
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
@@ -58,24 +58,17 @@ class PromptedModels(ModalityModels):
             GenError: the vocabularies of model and space differ.
         """
         name = name or self.model_name(sampler)
-        model, binding, _ = self.bound(name)
+        binding = self.bound(name)[1]
         protocol = protocol or sampler.protocol
         kind: type[ModelProtocol] = registry.get("protocol", protocol)
         space, before = space or binding.space, []
         if prefix is not None and kind.left_to_right:
             space, before = space.suffix(prefix), prefix.tolist()
-        adapter = (
-            model.adapter(protocol)
-            if isinstance(model, Checkpoint)
-            else kind.adapters[space.kind](model)
-        )
-        if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
-            raise GenError(
-                f"model {name} has logits of {adapter.vocab_size} tokens; expected"
-                f" {space.vocab_size}, as its target has"
-            )
-        if self.compile:
-            self._compile(name, adapter)
+            if sampling.looks_back:  # what is given counts as output
+                space = replace(space, prefix=prefix)
+        if protocol == sampler.protocol:
+            require_constraint_kept(sampler, space)
+        adapter = self._adapter(name, protocol, space)
         batch = PromptBatch.of(
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token
         )
@@ -91,6 +84,25 @@ class PromptedModels(ModalityModels):
         )
         target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
+
+    def _adapter(self, name: str, protocol: str, space: TokenSpace) -> Any:
+        """Return a model's adapter of a protocol, compiled where that is asked for.
+
+        Raises:
+            GenError: the vocabularies of model and space differ.
+        """
+        model: Any = self.bound(name)[0]
+        kind: type[ModelProtocol] = registry.get("protocol", protocol)
+        is_checkpoint = isinstance(model, Checkpoint)
+        adapter = model.adapter(protocol) if is_checkpoint else kind.adapters[space.kind](model)
+        if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
+            raise GenError(
+                f"model {name} has logits of {adapter.vocab_size} tokens; expected"
+                f" {space.vocab_size}, as its target has"
+            )
+        if self.compile:
+            self._compile(name, adapter)
+        return adapter
 
     def _compile(self, name: str, adapter: Any) -> None:
         """Let an adapter's forward be compiled, and say so once for every model."""
@@ -111,17 +123,29 @@ class PromptedModels(ModalityModels):
                 f" at most {limit} together, the positions of model {name}"
             )
 
+    def vocabulary(self, name: str) -> Vocabulary | None:
+        """Return the bytes of every token of a model; None where its tokens are no text."""
+        if name not in self._vocabularies:
+            _, binding, frontend = self.bound(name)
+            found = frontend.vocabulary()
+            if found is not None:  # ids of conditions and the mask are no text
+                more = (None,) * (binding.space.vocab_size - len(found))
+                found = Vocabulary((*found.first, *more), (*found.later, *more))
+            self._vocabularies[name] = found
+        return self._vocabularies[name]
+
     def _draft_target(
         self,
         request: GenerationRequest,
+        sampling: SamplingParams,
         model: str,
         frontend: TokenFrontend,
         prefix: Tensor | None,
         space: TokenSpace,
+        name: str,
     ) -> Target:
-        """Return the target of the draft model of a request."""
-        sampler, sampling, items = request.sampler, request.sampling, request.items
-        name = self.draft_name(request.spec)
+        """Return the target of a draft model of a request."""
+        sampler, items = request.sampler, request.items
         _, binding, draft_frontend = self.bound(name)
         # tokens of another frontend would be noise, or out of range
         if not same_frontend(draft_frontend, frontend):
@@ -131,7 +155,9 @@ class PromptedModels(ModalityModels):
             )
         if sampler.draft_protocol is None:
             return self.target(sampler, sampling, items, name, prefix, space)
-        # it sees the whole canvas, known tokens included, and keeps its own eos and constraint
+        # it sees the whole canvas, known tokens included, and keeps its own eos and constraint;
+        # what reads the tokens before is a matter of the target alone
+        sampling = sampling.without_past()
         space = replace(binding.space, grid=space.grid, legal=space.legal)
         return self.target(
             sampler, sampling, items, name, space=space, protocol=sampler.draft_protocol

@@ -18,6 +18,7 @@ from gen.core.sampler import Callback, Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.base import Target
+from gen.pipeline.control import shaped
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.streaming import OnChunk
 
@@ -119,7 +120,15 @@ class StartingPoint:
             GenError: the protocol or the modality cannot start there.
         """
         start, rows = request.start, len(request.items)
+        limit = request.sampling.max_new_tokens
+        if limit is not None and (start.source is not None or start.frames is not None):
+            given = "source" if start.frames is None else "frames"
+            raise GenError(
+                f"sampling.max_new_tokens is {limit} and {given} is given, which both set the"
+                " length; expected one of them"
+            )
         if start.source is not None:
+            space = shaped(space, request.sampling, frontend)
             return cls._edit(request, protocol, modality, frontend, space)
         if start.frames is not None:
             space = modality.lasting(start.frames, frontend, space)
@@ -130,6 +139,8 @@ class StartingPoint:
                 raise GenError(
                     f"frames is {start.frames}, which the prefix already fills; expected more"
                 )
+        num_prefix = 0 if prefix is None else len(prefix)
+        space = shaped(space, request.sampling, frontend, num_prefix)
         if protocol.left_to_right or (prefix is None and start.frames is None):
             return cls(space, prefix)
         canvas = space.empty(rows, device)
@@ -178,7 +189,7 @@ class PreparedRun:
         space: token space of the results. Where the lengths of rows are drawn first, it has no eos
             token at positions before the end.
         target: model, conditions and sampling parameters, as the sampler sees them.
-        draft: target of the draft model, if any.
+        drafts: targets of the draft models.
         length_space: token space in which the lengths of rows are drawn first; None where they are
             not.
     """
@@ -189,16 +200,21 @@ class PreparedRun:
     start: StartingPoint
     space: TokenSpace
     target: Target
-    draft: Target | None = None
+    drafts: tuple[Target, ...] = ()
     length_space: TokenSpace | None = None
 
     @property
     def replaces_rows(self) -> bool:
         """True where the next items can replace finished rows."""
-        return self.target.replaces and (self.draft is None or self.draft.replaces)
+        return all(target.replaces for target in (self.target, *self.drafts))
+
+    @property
+    def draft(self) -> Target | tuple[Target, ...] | None:
+        """What the sampler gets: the target of the draft model, or of each where there are
+        several."""
+        return self.drafts if len(self.drafts) > 1 else next(iter(self.drafts), None)
 
     def limit_batch(self, max_batch: int) -> None:
         """Decode at most so many items at a time; before any forward pass."""
-        self.target.at_most(max_batch)
-        if self.draft is not None:
-            self.draft.at_most(max_batch)
+        for target in (self.target, *self.drafts):
+            target.at_most(max_batch)

@@ -23,6 +23,7 @@ from gen.contracts.modality import Modality
 from gen.core.errors import GenError
 from gen.core.sampler import Callback
 from gen.core.token_space import TokenSpace
+from gen.pipeline.control import held_back
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.partial import fill, grey_where_unknown
 from gen.tokenizers.base.text_bytes import TextBytes
@@ -105,11 +106,19 @@ class TextStream(Stream):
         rows: number of rows.
         decode: decodes the first tokens of a row.
         whole_words: the tokenizer tidies spaces up, so a word can change until the next one.
+        stops: texts before which a text is cut off.
     """
 
-    def __init__(self, on_chunk: OnChunk, rows: int, decode: Decode, whole_words: bool):
+    def __init__(
+        self,
+        on_chunk: OnChunk,
+        rows: int,
+        decode: Decode,
+        whole_words: bool,
+        stops: tuple[str, ...] = (),
+    ):
         super().__init__(on_chunk, rows)
-        self.decode, self.whole_words = decode, whole_words
+        self.decode, self.whole_words, self.stops = decode, whole_words, stops
         self.seen, self.sent = [0] * rows, [""] * rows
 
     def step(self, row: int, tokens: Tensor, known: Tensor) -> None:
@@ -121,7 +130,7 @@ class TextStream(Stream):
         text = self.decode(tokens[:ready]).rstrip("\ufffd")
         if self.whole_words:
             text = text.rstrip().rpartition(" ")[0]
-        self._send(row, text)
+        self._send(row, held_back(text, self.stops))
 
     def _send(self, row: int, text: str) -> None:
         """Send what a text adds to the parts before. Shorter ones wait for the next step."""
@@ -261,7 +270,7 @@ def stream_of(
     if isinstance(frontend, StreamingFrontend):
         return ChunkStream(modality, frontend, space, rows, on_chunk)
     if isinstance(frontend, TextBytes):
-        return TextStream(on_chunk, rows, decode, frontend.rewrites_spaces)
+        return TextStream(on_chunk, rows, decode, frontend.rewrites_spaces, space.stop)
     if modality.media_kind == "image":
         return ImageStream(on_chunk, rows, decode, space, in_order, previews)
     raise GenError(

@@ -156,11 +156,25 @@ def origin_of(out: PipelineOutput) -> dict[str, Any]:
         "device": out.device.type,
         "grid": list(out.grid),
         "start": start_facts(out.start, modality),
+        **output_facts(out),
         "frontend": {
             "name": frontend_name(out.model, modality, out.frontend),
             **facts_of(out.frontend),
         },
     }
+
+
+def output_facts(out: PipelineOutput) -> dict[str, Any]:
+    """Collect what sampling parameters say about the positions and the end of each row.
+
+    Returns:
+        ``{"output": {...}}``, or nothing where positions and ends are those of the model.
+    """
+    sampling = out.sampling.to_dict()
+    said: dict[str, Any] = {k: sampling[k] for k in ("stop", "stop_token_ids") if k in sampling}
+    if out.sampling.max_new_tokens is not None:
+        said["positions"] = out.tokens.shape[1]
+    return {"output": said} if said else {}
 
 
 def facts_of(frontend: TokenFrontend) -> dict[str, Any]:

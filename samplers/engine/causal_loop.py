@@ -10,8 +10,8 @@ token follows them. Both are committed.
 
 Rows advance independently, each with its own n, window and round. A row that is finished takes the
 next waiting item, or leaves the batch (``gen.samplers.engine.slots``). Nothing a row draws depends
-on another row. A row that commits the eos token is finished: every later position holds the eos
-token too, and is filled without a forward pass.
+on another row. A row that commits the eos token, or a token that stops it, is finished: every later
+position holds the eos token, and is filled without a forward pass.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget, tree_positions
+from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.logprobs import LogprobRecorder
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.slots import BatchSlots
 from gen.samplers.engine.stats import StatsRecorder
@@ -218,7 +220,7 @@ class Outcome:
             that of other rows.
         failed: columns without a distribution, bool [b, W].
         draft_failed: drafts without one, bool [b, L]; None without a draft model.
-        ended: rows that commit the eos token, bool [b]; None where there is none.
+        ended: rows that commit the eos token or are stopped, bool [b]; None without eos tokens.
     """
 
     num_accepted: np.ndarray
@@ -267,7 +269,7 @@ def decode_causal(
         outcome = state.to_host(step, draft, verdict, output)
         drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
         # 6. Commit the accepted drafts and the token after them, up to the eos token
-        state.truncate_at_eos(outcome)
+        state.truncate_at_end(outcome)
         state.commit(step, verdict.tokens, outcome)
         state.record(step, verdict, outcome, output)
         del output, draft, verdict  # the largest tensors of a step
@@ -275,7 +277,8 @@ def decode_causal(
         state.advance(outcome)
         state.report(callback)
         state.retire()
-    return state.recorder.output(state.tokens, time.perf_counter() - began, draft_nfe=drafter.nfe)
+    out = state.recorder.output(state.tokens, time.perf_counter() - began, draft_nfe=drafter.nfe)
+    return out if state.logprobs is None else replace(out, logprobs=state.logprobs.output())
 
 
 def check_needs(drafter: Drafter, target: CausalTarget) -> None:
@@ -302,11 +305,13 @@ class CausalState:
         last: last committed token of each row, [b, 1(, C)]; before position 0 anything, since the
             target puts its prompt there.
         recorder: statistics and traces.
+        logprobs: log-probabilities of committed tokens; None where nobody asked for them.
     """
 
     def __init__(self, target: CausalTarget, rng: RNG, drafter: Drafter, trace: bool):
         self.target, self.rng, self.drafter = target, rng, drafter
         self.total, self.eos_token_id = target.length, target.space.eos_token_id
+        self.ends = RowEnds(target)
         self.device, self.on_host = target.device, target.device.type == "cpu"
         self.tokens = target.blank()
         # the same memory, where the host may write to it
@@ -319,6 +324,8 @@ class CausalState:
         self.num_steps = 0
         self.num_finished_tokens = np.zeros(len(self.tokens), dtype=np.int64)
         self.recorder = StatsRecorder(len(self.tokens), trace, drafter.window)
+        count = target.sampling.logprobs
+        self.logprobs = None if count is None else LogprobRecorder(len(self.tokens), count)
         # constants of the last step, which hold as long as it has the same shape [b, W]
         self.shape, self.is_full = (0, 0), True
         self.column = self.row = self.full_widths = np.zeros(0, dtype=np.int64)
@@ -413,17 +420,18 @@ class CausalState:
             accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
         )
 
-    def truncate_at_eos(self, outcome: Outcome) -> None:
-        """Cut what is committed off behind the first eos token."""
+    def truncate_at_end(self, outcome: Outcome) -> None:
+        """Cut what is committed off behind the first eos token or stop."""
         if self.eos_token_id is None:
             return
         accepted, committed = outcome.num_accepted, outcome.num_committed
+        assert outcome.token_ids is not None, "latents have no eos token"
+        items, start = self.slots.items, self.start
+        kept = self.ends.tokens_to_end(items, start, outcome.token_ids, committed)
+        outcome.ended = ended = kept > 0
+        committed = np.where(ended, kept, committed)
         new = self.column < committed[:, None]
-        is_eos = new & (outcome.token_ids == self.eos_token_id)
-        outcome.ended = ended = is_eos.any(1)
-        committed = np.where(ended, is_eos.argmax(1) + 1, committed)
-        new = self.column < committed[:, None]
-        # drafts behind an accepted eos token were neither accepted nor rejected
+        # drafts behind an accepted end were neither accepted nor rejected
         drafted = outcome.drafted
         drafted = drafted & ((accepted < committed)[:, None] | new[:, : drafted.shape[1]])
         outcome.num_accepted = np.minimum(accepted, committed)
@@ -478,7 +486,7 @@ class CausalState:
     def record(
         self, step: CausalStep, verdict: Verdict, outcome: Outcome, output: StepOutput
     ) -> None:
-        """Note the counts of a step, and its trace if one is recorded.
+        """Note the counts of a step; its log-probabilities and its trace if they are recorded.
 
         Args:
             step: context of the step.
@@ -492,6 +500,8 @@ class CausalState:
         computed = output.num_computed_tokens - padding
         counts = (computed, output.num_computed_positions, committed, accepted)
         recorder.add(items, *counts, outcome.num_drafted, output.ran_network)
+        if self.logprobs is not None:
+            self.logprobs.add(items, committed, verdict.tokens, verdict.path, output)
         if recorder.traces is None:
             return
         tokens = (verdict.tokens if outcome.token_ids is None else outcome.token_ids).tolist()
@@ -499,7 +509,7 @@ class CausalState:
         counts = (items, self.start, columns, accepted, committed)
         for i, (item, n, w, a, c) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
             new = {n + k: tokens[i][k] for k in range(c)}
-            if self.eos_token_id is not None and tokens[i][c - 1] == self.eos_token_id:
+            if outcome.ended is not None and outcome.ended[i]:
                 new |= dict.fromkeys(range(n + c, self.total), self.eos_token_id)
             window: list[int] = list(range(n, n + w))
             if tree is not None:  # branches share their positions

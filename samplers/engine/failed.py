@@ -52,7 +52,9 @@ def refuse_failed(target: Any, items: np.ndarray, position: np.ndarray) -> None:
     if target.space.channels:
         raise GenError(f"{where}: the latent is NaN or infinite there; expected finite numbers")
     guided = ", or -inf in both branches of guidance" if target.branches > 1 else ""
+    names = target.sampling.looks_back
+    banned = f" (or sampling.{' and '.join(names)} forbids all that are allowed)" if names else ""
     raise GenError(
-        f"{where}: its logits there are NaN or +inf{guided}, or -inf for every token; expected"
-        " finite logits of at least one allowed token"
+        f"{where}: its logits there are NaN or +inf{guided}, or -inf for every token{banned};"
+        " expected finite logits of at least one allowed token"
     )

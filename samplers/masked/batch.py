@@ -14,6 +14,7 @@ from gen.core.token_space import TokenSpace
 from gen.samplers.engine.failed import first_failed, refuse_failed
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.masked.constrained import check_completable
 
 
 @dataclass
@@ -85,7 +86,7 @@ def begin_batch(target, canvas: Tensor | None, followers: Sequence = ()) -> Canv
         followers: targets of the same items and row stores that follow the rows.
 
     Raises:
-        GenError: the token space does not allow the canvas.
+        GenError: the token space does not allow the canvas, or no filling completes it.
     """
     space, device = target.space, target.device
     canvas = (
@@ -94,6 +95,7 @@ def begin_batch(target, canvas: Tensor | None, followers: Sequence = ()) -> Canv
         else canvas.to(device).clone()
     )
     check_canvas(canvas, target.items, target.legal, space)
+    check_completable(target, canvas)
     prefilled = ~space.is_masked(canvas)
     num_masked = (~prefilled).sum(1)
     memory = RowStore()

@@ -75,3 +75,8 @@ class MaskedSampler(PartSampler, params=LoopParams):
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = SPELLINGS
     sampling_aliases: ClassVar[Mapping[str, tuple[str, float]]] = SAMPLING_ALIASES
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Nothing: the loop checks tokens that are committed together one after the other."""
+        return ""

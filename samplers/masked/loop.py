@@ -29,6 +29,10 @@ positions of those canvases are counted.
 Termination: every step commits at least one position more than it masks again, and nothing is
 masked again after ``steps`` steps of a block. Steps that a remasker asks for in a full block come
 on top of that; the row stays in that block until the remasker stops asking.
+
+A token space with an automaton (``gen.contracts.constraint``): log-probabilities are those of the
+tokens that may stand at each position, and what a step commits is checked one position after the
+other (``gen.samplers.masked.constrained``).
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.rng import RNG
+from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
@@ -50,6 +55,7 @@ from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.config import MaskedSampler
+from gen.samplers.masked.constrained import Changes, settle
 from gen.samplers.masked.part_set import PartSet, Revision, make_parts
 from gen.samplers.masked.parts.caches import with_cache
 from gen.samplers.masked.step import (
@@ -164,6 +170,7 @@ def begin_run(
             "sampler.hold_end is true, which needs an id that ends a row (TokenSpace.ends); this"
             " model has none; expected false"
         )
+    require_constraint_kept(params, target.space)
     parts = make_parts(params, target.space, target.device, overrides)
     target = with_cache(target, params)
     if parts.remasker_reads_left_out and isinstance(target, Block):
@@ -210,7 +217,7 @@ def predict(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts]:
     if left_out is None:
         output = run.batch.target.predict(step.canvas)
         fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
-        step.prediction = Prediction(output.logprobs, output.raw, fresh)
+        step.prediction = Prediction(output.logprobs, output.raw, fresh, under=output.under)
         counts = output.num_computed_tokens, output.num_computed_positions
     else:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
@@ -264,6 +271,7 @@ def predict_with_left_out(
         lambda: (output.raw() if raw is None else raw)[:b],
         torch.ones_like(step.masked),
         logp,
+        output.under,
     )
     counts = of_rows(output.num_computed_tokens), of_rows(output.num_computed_positions)
     return prediction, counts
@@ -326,11 +334,12 @@ def propose(run: MaskedRun, step: MaskedStep) -> TokenProposal:
         logp = torch.zeros(step.masked.shape, dtype=torch.float64, device=step.masked.device)
         return TokenProposal(step.canvas, logp)
     tokens = torch.where(step.masked, run.parts.proposer(step), step.canvas)
+    logprobs = step.logprobs
     if run.params.hold_end:
         step.hold_back(run.batch.target.space.ends)
     # the log-probabilities of the step may have changed
     logp = step.confidence_logprobs().gather(-1, tokens[..., None])[..., 0].double()
-    return TokenProposal(tokens, logp)
+    return TokenProposal(tokens, logp, logprobs=logprobs)
 
 
 def select(run: MaskedRun, step: MaskedStep) -> Tensor:
@@ -367,6 +376,13 @@ def commit(run: MaskedRun, step: MaskedStep, selected: Tensor, revision: Revisio
     if revision.replaced is not None:
         replaced = step.remaskable & ~removed & (revision.replaced >= 0)
         tokens = torch.where(replaced, revision.replaced, tokens)
+    settled = None
+    if run.batch.target.canvas_rule is not None:
+        edited = torch.zeros_like(selected) if replaced is None else replaced
+        changes = Changes(tokens, selected, removed, edited)
+        settled = settle(run.batch.target, step, step.canvas, changes, run.parts.takes_likeliest)
+        tokens, replaced = settled.tokens, None if replaced is None else settled.replaced
+    if replaced is not None:
         selected = selected | replaced
     written = selected if tokens.ndim == 2 else selected[..., None]
     canvas[rows] = torch.where(written, tokens, canvas[rows])
@@ -376,6 +392,8 @@ def commit(run: MaskedRun, step: MaskedStep, selected: Tensor, revision: Revisio
         removed = removed if replaced is None else removed | replaced
     if not space.channels:
         logp = step.confidence_logprobs().gather(-1, tokens[..., None])[..., 0].double()
+        if settled is not None:
+            logp = torch.where(settled.logp.isnan(), logp, settled.logp)
         run.committed_logp[rows] = torch.where(selected, logp, run.committed_logp[rows])
     return CanvasChange(tokens, selected, removed)
 
@@ -402,7 +420,12 @@ def stop(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> tuple[Canvas
     stopped, rest = run.parts.stop(step, canvas[rows])
     filling = stopped[:, None] & step.space.is_masked(canvas[rows])
     tokens = torch.where(filling, rest, change.tokens)
-    canvas[rows] = torch.where(filling, rest, canvas[rows])
+    if run.batch.target.canvas_rule is not None and may_be_any(filling):
+        none = torch.zeros_like(filling)
+        filled = Changes(tokens, filling, none, none)
+        likeliest = run.parts.takes_likeliest
+        tokens = settle(run.batch.target, step, canvas[rows], filled, likeliest).tokens
+    canvas[rows] = torch.where(filling, tokens, canvas[rows])
     return CanvasChange(tokens, change.committed | filling, change.removed), stopped
 
 

@@ -12,7 +12,14 @@ from torch import Tensor
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import MaskedSampler
-from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, ROUNDED_UP, MaskedStep, needs_of
+from gen.samplers.masked.step import (
+    LEFT_OUT_LOGP,
+    LIKELIEST,
+    LOGPROBS,
+    ROUNDED_UP,
+    MaskedStep,
+    needs_of,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class PartSet:
             position of the block, with that position masked.
         blocks_read_logprobs: whether the block schedule runs after the forward pass.
         masks_rounded_up: whether the schedule's number of masked positions is rounded up.
+        takes_likeliest: whether the proposer takes the likeliest token and draws none.
     """
 
     order: Callable[[MaskedStep], Tensor]
@@ -56,6 +64,7 @@ class PartSet:
     remasker_reads_left_out: bool
     blocks_read_logprobs: bool
     masks_rounded_up: bool
+    takes_likeliest: bool
 
 
 def make_parts(
@@ -79,13 +88,13 @@ def make_parts(
         return found(params, device) if isinstance(found, type) else found
 
     remasker, blocks = part("remasker", "remasker"), part("blocks", "block_schedule")
-    schedule = part("schedule", "schedule")
+    schedule, proposer = part("schedule", "schedule"), part("proposer", "proposer")
     default_order = "random" if space.channels else "confidence"
     order: Any = registry.get("order", params.order or default_order)
     return PartSet(
         order=order,
         schedule=schedule,
-        proposer=part("proposer", "proposer"),
+        proposer=proposer,
         selector=part("selector", "selector"),
         remasker=remasker,
         stop=part("stop", "stop"),
@@ -94,4 +103,5 @@ def make_parts(
         remasker_reads_left_out=LEFT_OUT_LOGP in needs_of(remasker),
         blocks_read_logprobs=LOGPROBS in needs_of(blocks),
         masks_rounded_up=ROUNDED_UP in needs_of(schedule),
+        takes_likeliest=LIKELIEST in needs_of(proposer),
     )

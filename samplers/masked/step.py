@@ -30,6 +30,7 @@ from gen.samplers.engine.rows import RowStore
 LOGPROBS = "logprobs"  # a block schedule with this need runs after the forward pass
 LEFT_OUT_LOGP = "left_out_logp"  # a remasker with this need gets ``MaskedStep.left_out_logp``
 ROUNDED_UP = "rounded_up"  # a schedule with this need has its number of masked positions rounded up
+LIKELIEST = "likeliest"  # a proposer with this need has the likeliest token for what may not stand
 
 _NEEDS: dict[Callable, frozenset[str]] = {}
 Part = TypeVar("Part", bound=Callable)
@@ -41,7 +42,9 @@ def needs(*names: str) -> Callable[[Part], Part]:
 
     Args:
         names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker, ``ROUNDED_UP``
-            for a schedule.
+            for a schedule, ``LIKELIEST`` for a proposer that takes the likeliest token: where its
+            token may not stand beside others of the step, the loop draws none, but takes the
+            likeliest that may.
 
     Returns:
         A decorator that returns the part unchanged.
@@ -112,12 +115,14 @@ class Prediction:
         fresh: positions that this forward pass computed, bool [b, T].
         left_out_logp: log-probability of each committed token of the block with its own position
             masked, float64 [b, T], 0 elsewhere; None unless the remasker declares the need.
+        under: see ``gen.models.targets.base.StepOutput``.
     """
 
     logprobs: Tensor
     raw_logprobs: Callable[[], Tensor] | None
     fresh: Tensor
     left_out_logp: Tensor | None = None
+    under: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,13 @@ class TokenProposal:
         logp: log-probability of those tokens under ``MaskedStep.confidence_logprobs``,
             float64 [b, T].
         score: order of the positions, highest first, float64 [b, T]; None until the phase "score".
+        logprobs: distribution that the tokens were proposed from, [b, T, V]; None for latents.
     """
 
     tokens: Tensor
     logp: Tensor
     score: Tensor | None = None
+    logprobs: Tensor | None = None
 
 
 @dataclass

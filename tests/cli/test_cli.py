@@ -71,7 +71,9 @@ class Pipe:
 
     def plan(self, prompts, num_samples, seed):
         return [
-            types.SimpleNamespace(prompt=str(self.modality.condition(p)), seed=seed + j)
+            types.SimpleNamespace(
+                prompt=str(self.modality.condition(p)), seed=seed + j, max_new_tokens=None
+            )
             for p in prompts
             for j in range(num_samples)
         ]
@@ -93,6 +95,7 @@ class Pipe:
             media=[i.prompt for i in items],
             stats=stats,
             traces=None,
+            logprobs=None,
             items=items,
             model="toy-model",
             grid=(),

@@ -36,7 +36,7 @@ class Pipe:
 
     def plan(self, prompts, num_samples, seed):
         return [
-            types.SimpleNamespace(prompt=p, seed=seed + j)
+            types.SimpleNamespace(prompt=p, seed=seed + j, max_new_tokens=None)
             for p in prompts
             for j in range(num_samples)
         ]
@@ -54,6 +54,7 @@ class Pipe:
             media=[self.medium(i) for i in items],
             stats=[Stats(3, 12, 12, 12, 4, seconds=0.1) for _ in items],
             traces=None,
+            logprobs=None,
             items=items,
             model="closed-form",
             grid=(),

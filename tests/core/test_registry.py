@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     "gen.models.published",
     "gen.contracts",
+    "gen.constraints",
     "gen.eval",
     "gen.samplers",
     "gen.tokenizers",

@@ -91,8 +91,30 @@ def test_sampled_texts_follow_the_temperature(causal):
     assert harness.generate_until(requests(*contexts)) != cold
     with pytest.raises(GenError, match="a task sets num_beams; expected until, stop"):
         harness.generate_until(requests(("w1", {"num_beams": 4})))
-    with pytest.raises(GenError, match="asks for 9 new tokens; .* max_new_tokens=6"):
-        harness.generate_until(requests(("w1", {"max_gen_toks": 9})))
+
+
+def test_a_task_may_ask_for_more_tokens_and_rows_end_at_stop_texts(causal, masked, monkeypatch):
+    harness, found = HarnessModel(causal), []
+    run = type(causal).__call__
+
+    def watched(self, *args, **options):
+        found.append(run(self, *args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(type(causal), "__call__", watched)
+    (long,) = harness.generate_until(requests(("w1", {"max_gen_toks": 9})))
+    words = long.split()
+    assert len(words) == 9  # the model was loaded with max_new_tokens=6
+    limits = {"max_gen_toks": 9, "until": [words[3]]}
+    (text,) = harness.generate_until(requests(("w1", limits)))
+    first = words.index(words[3])
+    assert text.split() == words[:first]
+    assert found[-1].stats[0].nfe == first + 1  # with the token that completes the stop
+    monkeypatch.setattr(harness, "_ends_at_stops", False)  # control: cut, at the old price
+    assert harness.generate_until(requests(("w1", limits))) == [text]
+    assert found[-1].stats[0].nfe == 9
+    with pytest.raises(GenError, match="asks for 99 new tokens; .* max_new_tokens="):
+        HarnessModel(masked[0]).generate_until(requests((masked[1][0], {"max_gen_toks": 99})))
 
 
 def test_masked_models_generate_and_refuse_log_likelihoods(masked):

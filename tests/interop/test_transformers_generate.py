@@ -306,17 +306,11 @@ def test_a_model_in_training_is_evaluated_and_left_in_training():
     ("settings", "name"),
     [
         ({"num_beams": 2}, "num_beams=2"),
-        ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
-        ({"no_repeat_ngram_size": 2}, "NoRepeatNGram"),
         ({"output_scores": True}, "output_scores"),
         ({"output_hidden_states": True}, "output_hidden_states"),
         ({"max_time": 9.0}, "MaxTimeCriteria"),
-        ({"prefix_allowed_tokens_fn": lambda row, ids: [4]}, "PrefixConstrained"),
-        ({"typical_p": 0.5, "do_sample": True}, "Typical"),
-        ({"logits_processor": [lambda ids, scores: scores]}, "logits processor function"),
         ({"cache_implementation": "static"}, "cache_implementation"),
         ({"use_cache": False}, "use_cache"),
-        ({"forced_eos_token_id": 4}, "ForcedEOS"),
         ({"position_ids": torch.arange(5)[None].expand(4, -1)}, "position_ids"),
         ({"suppress_tokens": list(range(24))}, "leave nothing"),
         ({"attention_mask": (IDS != 0).long().flip(1)}, "padding on the left"),
@@ -386,7 +380,8 @@ def test_a_rule_about_ends_that_forgets_some_is_found(llama, monkeypatch):
         lambda n, w, v, ends, rules: whole(n, w, v, ends[:1], rules),
     )
     monkeypatch.setattr(
-        "gen.interop.transformers.spoken",
-        lambda tokens, ends: torch.full((len(tokens),), tokens.shape[1]),
+        transformers_request.Ends,
+        "lengths",
+        lambda self, tokens: torch.full((len(tokens),), tokens.shape[1]),
     )
     assert not torch.equal(ours(llama, **settings), own(llama, **settings))

@@ -27,7 +27,7 @@ from crashing import (
 
 from gen.core import files, processes
 from gen.core.errors import GenError
-from gen.jobs import plan, worker
+from gen.jobs import plan, worker, writer
 from gen.jobs import run as jobs
 from gen.jobs.progress.report import Silent
 from gen.store import claims, ledger
@@ -73,6 +73,32 @@ def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on
         report.made == 3 and len(pipe.made) == 6
     )  # what it made while the shard was not its own does not count
     assert not differences(out, contents(ground / "calm"))
+
+
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_a_folder_that_the_heir_of_a_shard_removed_ends_no_worker(ground, monkeypatch, taken_over):
+    run(ground / "calm", layout="shards")
+    said, out = planned(ground / "o", layout="shards"), ground / "o"
+    monkeypatch.setattr(worker, "Claims", functools.partial(claims.Claims, stale=0.2))
+    digest, removed = writer.sha256, []
+
+    def after_it_is_gone(path):
+        if not removed:
+            removed.append(path)
+            if taken_over:
+                (out / "_work/claims/00000").write_bytes(elsewhere())
+            shutil.rmtree(path.parent)
+        return digest(path)
+
+    monkeypatch.setattr(writer, "sha256", after_it_is_gone)
+    pipe = Pipe()
+    if not taken_over:  # control: what nobody else removed is an error
+        with pytest.raises(FileNotFoundError):
+            worker.run_worker(out, job=said, load=pipe.load)
+        return
+    worker.run_worker(out, job=said, load=pipe.load)
+    publish.publish(out, ledger.read_plan(out))
+    assert removed and not differences(out, contents(ground / "calm"))
 
 
 def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_without_a_beat(

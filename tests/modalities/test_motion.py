@@ -125,7 +125,7 @@ def test_rows_end_between_frames(name, pipes):
 
     def lengths(space):
         draft = (
-            pipe.target(sampler, sampling, items, pipe.draft_name(sampler), space=space)
+            pipe.target(sampler, sampling, items, pipe.draft_names(sampler)[0], space=space)
             if sampler.drafted
             else None
         )

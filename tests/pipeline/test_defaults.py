@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -19,6 +19,7 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.interop.diffusers import diffusers_pipeline
 from gen.interop.lerobot import Policy
+from gen.jobs.defaults import SAMPLING_FLAGS
 from gen.pipeline.pipeline import Pipeline
 
 MODALITIES = ("action", "image", "motion", "speech", "text", "video")
@@ -26,7 +27,7 @@ PROMPTS = {
     "action": "push the block", "image": "a red circle", "motion": "a person walks forward",
     "speech": "three seven", "text": "sort 3 1 2 =", "video": "a red square moves right",
 }  # fmt: skip
-NO_FLAGS = dict.fromkeys(("guidance_scale", "temperature", "top_k", "top_p", "min_p"))
+NO_FLAGS = dict.fromkeys(SAMPLING_FLAGS)
 
 
 @cache
@@ -50,7 +51,7 @@ def by_command(modality: str, sampler: str | None, monkeypatch) -> tuple[dict, d
 
 def by_call(modality: str, sampler: str | None) -> tuple[dict, dict]:
     request = pipe(modality)._request(PROMPTS[modality], sampler, None, 0, {})
-    return request.spec, asdict(request.sampling)
+    return request.spec, request.sampling.to_dict()
 
 
 def by_bench(modality: str, sampler: str) -> tuple[dict, dict]:
@@ -67,7 +68,7 @@ def by_diffusers(modality: str, sampler: str | None) -> tuple[dict, dict]:
         pass
 
     def generate(items, spec, sampling, callback):
-        seen.append((call.pipe.defaults.complete_sampler(spec), asdict(sampling)))
+        seen.append((call.pipe.defaults.complete_sampler(spec), sampling.to_dict()))
         raise Seen
 
     call.pipe = Pipeline(modality, device="cpu")
@@ -95,13 +96,13 @@ def test_every_door_has_the_defaults_of_the_modality(modality, sampler, monkeypa
     }
     if modality == "action":
         policy = Policy(pipe(modality), sampler)
-        doors["policy"] = policy.sampler, asdict(policy.sampling)
+        doors["policy"] = policy.sampler, policy.sampling.to_dict()
     for door, (own_spec, own_sampling) in doors.items():
         assert own_sampling == sampling, door
         assert full(own_spec) == full(spec), door
     usual = registry.get("modality", modality).default_sampling
     assert {k: sampling[k] for k in usual} == dict(usual)
-    off = asdict(resolve_sampler(spec)[1])
+    off = resolve_sampler(spec)[1].to_dict()
     assert sampling != off or modality == "text"  # control: they are not those of no defaults
 
 
@@ -121,7 +122,7 @@ def test_keywords_override_single_defaults_at_every_door():
     expected = {"temperature": 0.5, "top_k": 100, "guidance_scale": 2.0}
     by_file = make_job(tree, where="a test").entries[0].sampling
     called = pipe("image")._request("a red circle", None, None, 0, {"temperature": 0.5}).sampling
-    assert by_file == asdict(called) and {k: by_file[k] for k in expected} == expected
+    assert by_file == called.to_dict() and {k: by_file[k] for k in expected} == expected
 
 
 def test_a_sampler_chooses_the_model_that_suits_it():

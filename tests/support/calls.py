@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from gen.core.sampling_params import SamplingParams
@@ -13,4 +12,4 @@ def only(**explicit: Any) -> dict[str, Any]:
 
     A pipeline takes what is not said from the modality's default.
     """
-    return asdict(SamplingParams(**explicit))
+    return SamplingParams(**explicit).to_dict()

@@ -114,7 +114,8 @@ def drawable(shape: str, verifier: str, drafter: str = "model") -> bool:
     users = {"shape": shape, "verifier": verifier, "drafter": drafter}
     kinds = {kind: registry.get(kind, name) for kind, name in users.items()}
     ways = set(kinds["verifier"].draws) & set(kinds["drafter"].draws)
-    return kinds["drafter"].shapes and bool(ways & set(kinds["shape"].takes))
+    fits = kinds["shape"].parts_models or not kinds["drafter"].several
+    return fits and kinds["drafter"].shapes and bool(ways & set(kinds["shape"].takes))
 
 
 SHAPES = registry.table("shape")

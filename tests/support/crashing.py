@@ -111,7 +111,10 @@ class Pipe:
 
     def plan(self, prompts, num_samples, seed):
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
-        return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
+        return [
+            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None)
+            for i, (p, s) in enumerate(items)
+        ]
 
     def generate(
         self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
@@ -141,6 +144,7 @@ class Pipe:
             "model_options": {},
             "served": None,
             "grid": (),
+            "logprobs": None,
         }
         return types.SimpleNamespace(media=media, stats=stats, traces=traces, items=items, **about)
 

@@ -68,7 +68,10 @@ class Pipe:
         for p in prompts:
             self.modality.condition(p)
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
-        return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
+        return [
+            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None)
+            for i, (p, s) in enumerate(items)
+        ]
 
     def generate(
         self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
@@ -101,6 +104,7 @@ class Pipe:
             media=media,
             stats=stats,
             traces=traces,
+            logprobs=None,
             items=items,
             modality="toy",
             model="toy-model",

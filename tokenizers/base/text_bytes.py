@@ -3,6 +3,8 @@ have no codebook vectors."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,17 @@ class TextBytes(TokenFrontend):
 
     Attributes:
         device: device of signals and token ids.
+        tokenizer: tokenizer of transformers.
         rewrites_spaces: later tokens may change spaces of the text before them.
     """
 
     device: torch.device
+    tokenizer: Any
     rewrites_spaces: bool = False
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens."""
+        raise NotImplementedError
 
     def _bytes(self, text: str) -> Tensor:
         return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
@@ -32,6 +40,11 @@ class TextBytes(TokenFrontend):
                 " one text"
             )
         return bytes(x.tolist()).rstrip(b"\0").decode("utf-8", "replace")
+
+    def token_text(self, token: int) -> str:
+        """Decode one token by itself; bytes of a part of a character become U+FFFD, and special
+        tokens are spelt as in the vocabulary."""
+        return self.tokenizer.decode([token]) if token < len(self.tokenizer) else ""
 
     @property
     def codebooks(self) -> list[Tensor]:

@@ -15,7 +15,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gen.contracts.frontend import FrontendConfig
+from gen.constraints.vocabulary import huggingface_vocabulary
+from gen.contracts.frontend import FrontendConfig, Vocabulary
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.load.pretrained import tokenizer_of
@@ -112,6 +113,14 @@ class HFText(TextBytes):
         dtype."""
         text = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the bytes of every token; eos tokens are none.
+
+        Raises:
+            GenError: the tokenizer rewrites a decoded text, or has a decoder that is not known.
+        """
+        return huggingface_vocabulary(self.tokenizer, self.config.codebook_sizes[0], self.ends)
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         raise GenError(

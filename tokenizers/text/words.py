@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gen.contracts.frontend import FrontendConfig, require_codes
+from gen.contracts.frontend import FrontendConfig, Vocabulary, require_codes
 from gen.core.errors import GenError, bad_value, unknown_word
 from gen.core.registry import register
 from gen.models.load.libraries import transformers
@@ -140,6 +140,11 @@ class TextWords(TextBytes):
         floating-point dtype."""
         text = json.dumps([self.words, self.positions])
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the bytes of every word, with a space before it after other words."""
+        words = [word.encode() for word in self.words]
+        return Vocabulary((*words, None), (*(b" " + word for word in words), None))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the grid, the same for every number of bytes."""

@@ -1,4 +1,4 @@
-"""Modalities, tokenizers, layouts and families of checkpoints."""
+"""Modalities, tokenizers, constraints, layouts and families of checkpoints."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def tokenizers() -> list[dict[str, Any]]:
 def layouts() -> list[dict[str, Any]]:
     """List layouts."""
     return _plain("layout")
+
+
+def constraints() -> list[dict[str, Any]]:
+    """List kinds of constraints, the keys of ``structured``; ``params``: keys beside them."""
+    return [
+        {
+            "name": name,
+            "params": {f.name: default_of(f) for f in dataclasses.fields(cls)[1:]},
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("constraint").items()
+    ]
 
 
 def families() -> list[dict[str, Any]]:

@@ -21,14 +21,14 @@ TESTED = ("5.16.0", "5.23.0")  # oldest and newest version
 CAUSAL_LM_TYPES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # model type -> class name
 
 
-def end_tokens(config: GenerationConfig) -> Tensor | None:
-    """Return the end token ids that ``generate`` prepared, long [n]; None without any."""
-    return config._eos_token_tensor
-
-
 def pad_token(config: GenerationConfig) -> Tensor | None:
     """Return the padding token id that ``generate`` prepared, a scalar; None without one."""
     return config._pad_token_tensor
+
+
+def allowed_tokens_function(processor: Any) -> Any:
+    """Return the ``prefix_allowed_tokens_fn`` of the logits processor that was made of it."""
+    return processor._prefix_allowed_tokens_fn
 
 
 def attention_implementation(config: Any) -> str | None:

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
+from gen.models.targets.past import token_bias
 
 
 @dataclass
@@ -32,9 +34,12 @@ class StepOutput:
         hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
             for.
         raw: gives the log-probabilities [B, L, V] before temperature and filters; None where the
-            target cannot.
+            target cannot, or is causal and the sampling parameters ask for no log-probabilities.
         fresh: bool [B, L], the positions that this forward pass computed; None where it computed
             all of them.
+        under: gives the final log-probabilities [m, V] of some positions with other allowed tokens,
+            from their rows and their positions, long [m], and bool [m, V]; None where the target
+            cannot.
     """
 
     logprobs: Tensor
@@ -44,6 +49,7 @@ class StepOutput:
     hidden_states: dict[str, Tensor] | None = None
     raw: Callable[[], Tensor] | None = None
     fresh: Tensor | None = None
+    under: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 class PromptBatch:
@@ -142,8 +148,13 @@ class Target:
         branches: H, forward passes of CFG that run as one: 1 or 2.
         items: number of items N.
         legal: allowed tokens, bool [T, V], V up to the last one that is allowed anywhere.
+        bias: number added to the logits of all positions, float [V]; None where it is nothing.
         cache: keys and values of the model; None where it has none.
+        canvas_rule: automaton of the space, where positions are filled in any order; None where
+            there is none.
         name: name of the model in messages; empty where nobody gave one.
+        limits: tokens that each item may have, int64 [N], of rows that end with the eos token;
+            None where all positions are every item's.
         learned: what samplers measured of this model and want to know in the next call; a pipeline
             hands it on.
 
@@ -157,12 +168,14 @@ class Target:
         uncond_length: long [N]; None means P'.
 
     Raises:
-        GenError: the space has a constraint and positions are not filled left to right.
+        GenError: positions are filled in any order and the constraint of the space is no automaton
+            (``gen.models.targets.canvas_rule``), or a sampling parameter cannot be honoured.
         ValueError: guidance without unconditional prompts.
     """
 
     left_to_right: ClassVar[bool] = False
     cache: Any = None
+    limits: np.ndarray | None = None
 
     def __init__(
         self,
@@ -176,11 +189,7 @@ class Target:
     ):
         if sampling.guided and uncond is None:
             raise ValueError("guidance_scale is not 1; expected unconditional prompts as well")
-        if space.constraint is not None and not self.left_to_right:
-            raise GenError(
-                "the token space has a constraint, which looks at the tokens before a position;"
-                " expected a causal model, which fills positions left to right"
-            )
+        self._require_controls(space, sampling)
         self.model, self.space, self.sampling = model, space, sampling
         self.device = model.device
         self.learned: dict[Any, Any] = {}
@@ -189,9 +198,41 @@ class Target:
             self.device, prompt, prompt_length, uncond if sampling.guided else None, uncond_length
         )
         self.branches, self.items = self.prompts.branches, self.prompts.items
-        legal = space.legal[:, : space.num_logits].to(self.device)
+        # logits processors of users take the logits of the whole vocabulary
+        size = space.vocab_size if sampling.logits_processor else space.num_logits
+        legal = space.legal[:, :size].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether any token has to be left out
+        self.bias = token_bias(sampling, self.legal.shape[-1], space.vocab_size)
+        self.canvas_rule = None
+        if space.constraint is not None and not self.left_to_right:
+            banned = None if self.bias is None else self.bias == -torch.inf
+            self.canvas_rule, self._narrow = CanvasRule(space, banned), True
+
+    def _require_controls(self, space: TokenSpace, sampling: SamplingParams) -> None:
+        """Refuse sampling parameters that this target cannot honour, by name.
+
+        Raises:
+            GenError: latents have no logits, positions are not filled left to right, or the
+                parameter belongs into the token space.
+        """
+        controls = sampling.controls()
+        if space.channels and controls:
+            raise GenError(
+                f"sampling.{next(iter(controls))} is about tokens, and the model makes latents;"
+                " expected a model of tokens"
+            )
+        if sampling.looks_back and not self.left_to_right:
+            raise GenError(
+                f"sampling.{sampling.looks_back[0]} reads the tokens before a position, which a"
+                " masked or block model does not fill first; expected a causal model"
+            )
+        for name in IN_SPACE:
+            if name in controls:
+                raise GenError(
+                    f"sampling.{name} came to a target; expected it in the token space, where"
+                    " gen.pipeline.control.controlled puts it"
+                )
 
     @property
     def rows(self) -> int:
@@ -291,6 +332,12 @@ class Target:
                 log-probabilities, its block progress.
         """
 
+    def canvases(self, canvas: Tensor) -> CanvasStates | None:
+        """Look at canvases, long [n, T], under the automaton of the space; None without one."""
+        if self.canvas_rule is None:
+            return None
+        return CanvasStates(self.canvas_rule, canvas, self.space.is_masked(canvas))
+
     def blank(self) -> Tensor:
         """Make the tokens of all items, [N, T(, C)], to be filled."""
         return self.space.blank(self.items, self.device)
@@ -301,16 +348,52 @@ class Target:
         legal: Tensor | None,
         sampling: SamplingParams | None = None,
         consume: bool = False,
+        past: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
+        """Turn logits into log-probabilities.
+
+        Args:
+            logits: floats [H B, L, V].
+            legal: allowed tokens, bool, broadcastable to [B, L, V]; None where all are.
+            sampling: other sampling parameters than the target's.
+            consume: the logits are not needed any more.
+            past: adds to guided logits [B, L, V] what depends on the tokens before.
+        """
+        params = sampling or self.sampling
+        if self.bias is not None or past is not None:
+            return params(self._scores(logits, past), None, legal, consume=True)
+        return params(*self._split(logits), legal, consume=consume)
+
+    def _scores(self, logits: Tensor, past: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return guided logits [B, L, V] with all that is added to them; see ``_logprobs``."""
+        z = self.sampling.guide(*self._split(logits))
+        if self.bias is not None:
+            self.bias = self.bias.to(z)
+            z = z + self.bias
+        return z if past is None else past(z)
+
+    def _split(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the logits [B, L, V] of both branches of CFG, or of the only one."""
         size = self.legal.shape[-1]
         logits = logits if logits.shape[-1] == size else logits[..., :size]
-        cond, uncond = logits.chunk(2) if self.branches > 1 else (logits, None)
-        return (sampling or self.sampling)(cond, uncond, legal, consume=consume)
+        if self.branches == 1:
+            return logits, None
+        cond, uncond = logits.chunk(2)
+        return cond, uncond
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
         return self._logprobs(
             logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale)
         )
+
+    def _under(self, logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return ``StepOutput.under`` for logits [H n, T, V] of both branches."""
+
+        def under(rows: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
+            chosen = logits.unflatten(0, (self.branches, -1))[:, rows, positions]
+            return self._logprobs(chosen.flatten(0, 1), allowed)
+
+        return under
 
 
 def legal_at(legal: Tensor, positions: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import BlockModel
 from gen.models.targets.base import StepOutput, Target
+from gen.models.targets.canvas_rule import CanvasStates
 
 
 class BlockTarget(Target):
@@ -43,6 +44,7 @@ class BlockTarget(Target):
             )
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         self.known = 0
+        self.committed = self.prompt[: self.rows, :0]  # tokens of finished blocks, long [B, known]
         self._waiting = (
             self.prompt
         )  # ids that the cache does not hold yet, and the position of the first of them
@@ -51,6 +53,7 @@ class BlockTarget(Target):
     def commit(self, tokens: Tensor) -> None:
         """Commit the tokens of the next positions [B, n], a whole number of blocks."""
         self._waiting = torch.cat([self._waiting, tokens.repeat(self.branches, 1)], 1)
+        self.committed = torch.cat([self.committed, tokens], 1)
         self.known += tokens.shape[1]
 
     def block(self) -> Block:
@@ -74,11 +77,15 @@ class BlockTarget(Target):
             self._waiting[:, :0],
         )
         legal = self.legal[self.known : self.known + width]
+        if self.canvas_rule is not None:
+            masked = self.space.is_masked(canvas)
+            legal = CanvasStates(self.canvas_rule, canvas, masked, self.committed).allowed()
         return StepOutput(
             self._logprobs(logits, legal),
             ids.shape[1] * self.branches,
             ids.shape[1] * self.branches,
             raw=lambda: self._raw(logits, legal),
+            under=self._under(logits),
         )
 
 
@@ -88,7 +95,8 @@ class Block:
     def __init__(self, parent: BlockTarget):
         self.parent, self.model, self.device = parent, parent.model, parent.device
         self.items = self.rows = parent.rows
-        self.name, self.branches = parent.name, parent.branches
+        self.name, self.branches, self.sampling = parent.name, parent.branches, parent.sampling
+        self.canvas_rule = parent.canvas_rule
         self.offset = parent.offset + parent.known
         self.length = parent.block_length
         self.legal = parent.legal[parent.known : parent.known + self.length]
@@ -111,6 +119,16 @@ class Block:
         """Zero per row, long [b]: blocks are not counted from the prompt."""
         return torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
+    def canvases(self, canvas: Tensor) -> CanvasStates | None:
+        """Look at the canvases of the rows left, [b, L]; see ``Target.canvases``.
+
+        The positions of later blocks are masked.
+        """
+        if self.canvas_rule is None:
+            return None
+        before = self.parent.committed[self._at]
+        return CanvasStates(self.canvas_rule, canvas, self.space.is_masked(canvas), before)
+
     def prepare(self, step: Any) -> None:
         """Do nothing: see ``Target.prepare``."""
 
@@ -124,13 +142,14 @@ class Block:
         )
         whole[self._at] = canvas
         output, rows = self.parent.predict(whole), self._at
-        raw = output.raw
+        raw, under = output.raw, output.under
         idle = torch.full_like(self.num_idle_positions, output.num_computed_positions)
         self.num_idle_positions += idle.index_fill_(0, rows, 0)
         return replace(
             output,
             logprobs=output.logprobs[rows],
             raw=None if raw is None else lambda: raw()[rows],
+            under=None if under is None else lambda at, *rest: under(rows[at], *rest),
         )
 
     def keep(self, rows: Tensor) -> None:

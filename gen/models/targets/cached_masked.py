@@ -238,13 +238,14 @@ class CachedMaskedTarget(MaskedTarget):
                     some, compute[group], attend[group], canvas[group], fresh
                 )
         assert state.logits is not None, "a row computes something in every forward pass"
-        logits = state.logits.flatten(0, 1)
+        logits, legal = state.logits.flatten(0, 1), self._allowed(canvas)
         return StepOutput(
-            self._logprobs(logits, self.legal),
+            self._logprobs(logits, legal),
             num_computed,
             num_positions,
-            raw=lambda: self._raw(logits, self.legal),
+            raw=lambda: self._raw(logits, legal),
             fresh=fresh,
+            under=self._under(logits),
         )
 
     def _columns(self, canvas: Tensor) -> Tensor:

@@ -3,6 +3,8 @@ of everything that is committed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Self, cast
 
 import numpy as np
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
 from gen.models.adapters.protocols import (
     CausalModel,
     HiddenStateModel,
@@ -17,6 +21,7 @@ from gen.models.adapters.protocols import (
     TreeModel,
 )
 from gen.models.targets.base import StepOutput, Target, legal_at, take
+from gen.models.targets.past import Past
 
 
 class CausalTarget(Target):
@@ -29,7 +34,7 @@ class CausalTarget(Target):
 
     Attributes:
         history: tokens of the rows, long [B, T + 1], column n holding the one before position n;
-            None where the allowed tokens depend on the position alone.
+            None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
     """
@@ -42,6 +47,10 @@ class CausalTarget(Target):
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         shape = self.rows, self.length + 1
         self.history: Tensor | None = None
+        self.past: Past | None = None
+        if self.sampling.looks_back:
+            prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
+            self.past = Past(self.sampling, self.space, *prompts)
         if self.is_history_dependent:
             self.history = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.allowed: Tensor | None = None
@@ -57,8 +66,8 @@ class CausalTarget(Target):
 
     @property
     def is_history_dependent(self) -> bool:
-        """True if the allowed tokens of a position depend on the tokens before it."""
-        return self.space.is_history_dependent
+        """True if allowed tokens or logits of a position are made of the tokens before it."""
+        return self.space.is_history_dependent or bool(self.sampling.looks_back)
 
     @property
     def replaces(self) -> bool:
@@ -95,6 +104,15 @@ class CausalTarget(Target):
         fresh.at_most(self.rows)
         return fresh
 
+    def with_space(self, space: TokenSpace) -> Self:
+        """Make a fresh target of the same model, items and sampling parameters with another token
+        space of the same tokens and positions."""
+        model, prompt, _, *rest = self._init_args(self.sampling)
+        fresh = type(self)(model, prompt, space, *rest)
+        fresh.name = self.name
+        fresh.at_most(self.rows)
+        return fresh
+
     def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
         """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
 
@@ -120,7 +138,8 @@ class CausalTarget(Target):
             method: name of the method that needs them.
 
         Raises:
-            GenError: the model takes token ids alone, or a constraint reads the tokens before.
+            GenError: the model takes token ids alone, or a constraint or a sampling parameter
+                reads the tokens before.
         """
         if not self.model.superposes:
             raise GenError(
@@ -132,6 +151,11 @@ class CausalTarget(Target):
             raise GenError(
                 f"{method} came with a constraint, which reads one token per position; expected a"
                 " token space without one"
+            )
+        if self.sampling.looks_back:
+            raise GenError(
+                f"{method} came with sampling.{self.sampling.looks_back[0]}, which reads one token"
+                " per position; expected sampling parameters that do not look back"
             )
 
     def predict(
@@ -188,7 +212,8 @@ class CausalTarget(Target):
         out = out if out.shape[1] == width else out[:, -width:]
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
-        return StepOutput(self._outcome(out, grid), num_computed, num_positions, ran, hidden)
+        logprobs, raw = self._outcome(out, grid)
+        return StepOutput(logprobs, num_computed, num_positions, ran, hidden, raw)
 
     def predict_superposed(self, tokens: Tensor, weights: Tensor, positions: Tensor) -> StepOutput:
         """Run one forward pass as ``predict`` does, with several tokens as one input.
@@ -219,7 +244,7 @@ class CausalTarget(Target):
             num_positions = num_positions + np.where(fresh, padded, 0)
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
-        return StepOutput(self._outcome(out, positions), num_computed, num_positions)
+        return StepOutput(self._outcome(out, positions)[0], num_computed, num_positions)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
@@ -294,22 +319,65 @@ class CausalTarget(Target):
         """Turn tokens into what the model takes."""
         return tokens
 
-    def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
-        """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V]."""
-        logprobs = self._logprobs(out, self._legal(positions), consume=True)
+    def _outcome(
+        self, out: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Callable[[], Tensor] | None]:
+        """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V], and
+        into ``StepOutput.raw`` where the sampling parameters ask for log-probabilities."""
+        past = None if self.past is None else partial(self._look_back, positions=positions)
+        legal = self._legal(positions)
+        ended = self._ended(positions, legal)
+        if self.sampling.logprobs is None:
+            return self._only_eos(self._logprobs(out, legal, consume=True, past=past), ended), None
+        scores = self._scores(out, past)
+        logprobs = self._only_eos(self.sampling(scores, None, legal), ended)
+        return logprobs, lambda: self._only_eos(SamplingParams()(scores, None, legal), ended)
+
+    def _ended(self, positions: Tensor, legal: Tensor | None) -> Tensor | None:
+        """Find the positions where the row has ended: bool [B, L]; None without a history.
+
+        They are those behind an eos token and, so that no ban of the eos token keeps a row from
+        ending, those where it alone is allowed.
+
+        Args:
+            positions: long [B, L].
+            legal: allowed tokens, bool [B, L, V].
+        """
         end = self.space.eos_token_id
         if self.history is None or end is None:
-            return logprobs
-        # behind the eos token stands another one, whatever the logits are
+            return None
         column = torch.arange(self.history.shape[1] - 1, device=self.device)
         # of a tree every column has a history of its own
         history = self.history[:, None] if self._branches is None else self._branches
         is_eos = history[..., 1:] == end
         first = torch.where(is_eos, column, len(column)).amin(-1)
         ended = first < positions
-        logprobs.masked_fill_(ended[..., None], -torch.inf)
-        logprobs[..., end].masked_fill_(ended, 0.0)
+        if self.past is None or legal is None:
+            return ended
+        return ended | (legal[..., end] & (legal.sum(-1) == 1))
+
+    def _only_eos(self, logprobs: Tensor, ended: Tensor | None) -> Tensor:
+        """Let another eos token follow the eos token, whatever the logits are.
+
+        Args:
+            logprobs: log-probabilities [B, L, V], which are written over.
+            ended: positions where the row has ended, bool [B, L]; None without a history.
+        """
+        if ended is not None:
+            logprobs.masked_fill_(ended[..., None], -torch.inf)
+            logprobs[..., self.space.eos_token_id].masked_fill_(ended, 0.0)
         return logprobs
+
+    def _look_back(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Add to the logits [B, L, V] of positions [B, L] what the tokens before them add."""
+        past, history = cast(Past, self.past), cast(Tensor, self.history)
+        items = torch.from_numpy(self.prompts.row_items).to(self.device)
+        if self._branches is None:
+            return past(logits, history[:, 1:], positions, items)
+        # of a tree every column has a history of its own
+        branches, columns = self._branches.flatten(0, 1), logits.shape[1]
+        at = positions.reshape(-1, 1), items.repeat_interleave(columns)
+        return past(logits.flatten(0, 1)[:, None], branches[:, 1:], *at).view(logits.shape)
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
         """Write the tokens [B, L] one position before positions [B, L] into the history."""

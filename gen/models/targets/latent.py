@@ -44,8 +44,8 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
     def _inputs(self, tokens: Tensor) -> Tensor:
         return self.model.embed_latents(tokens)
 
-    def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
-        return self._pair(out)
+    def _outcome(self, out: Tensor, positions: Tensor) -> tuple[Tensor, None]:
+        return self._pair(out), None
 
 
 class MaskedLatentTarget(LatentTarget):

@@ -42,6 +42,7 @@ class MaskedTarget(Target):
         Raises:
             GenError: the prompts have several lengths and the model takes one length only.
         """
+        legal = self._allowed(canvas)
         prompt, left_padding, is_padded = self._aligned()
         if rows is not None:
             branch_rows = torch.cat([rows + branch * self.rows for branch in range(self.branches)])
@@ -57,10 +58,19 @@ class MaskedTarget(Target):
             extra = (left_padding,)
         tokens = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(tokens, canvas.shape[1], *extra)
-        logprobs = self._logprobs(logits, self.legal if self._narrow else None)
+        logprobs = self._logprobs(logits, legal if self._narrow else None)
         return StepOutput(
-            logprobs, num_computed, num_positions, raw=lambda: self._raw(logits, self.legal)
+            logprobs,
+            num_computed,
+            num_positions,
+            raw=lambda: self._raw(logits, legal),
+            under=self._under(logits),
         )
+
+    def _allowed(self, canvas: Tensor) -> Tensor:
+        """Find the tokens that may stand at each position of canvases [n, T]: bool [(n,) T, V]."""
+        states = self.canvases(canvas)
+        return self.legal if states is None else states.allowed()
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
         """Move the prompts to the right.

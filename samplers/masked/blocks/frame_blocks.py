@@ -26,6 +26,7 @@ from gen.core.rng import OffsetRNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import LoopParams
+from gen.samplers.masked.constrained import check_completable
 from gen.samplers.masked.iterative import MaskedIterative
 
 
@@ -56,6 +57,7 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
             if canvas is None
             else canvas.to(target.device).clone()
         )
+        check_completable(target, canvas)
         first = num_prefilled(canvas, space, size)
         if first:
             target.commit(canvas[:, :first])

@@ -41,7 +41,7 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.rng import RNG
-from gen.core.sampler import Sampler
+from gen.core.sampler import Sampler, require_constraint_kept
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
@@ -102,6 +102,13 @@ class ChainSampler(Sampler):
     def width(self) -> int:
         """k, positions per step."""
         return 1
+
+    @property
+    def constraint_refusal(self) -> str:
+        """Reason of chains with several positions per step, which nothing checks together."""
+        if self.width == 1:
+            return ""
+        return f"it draws {self.width} positions per step from one distribution"
 
     @abstractmethod
     def draft(self, step: StepContext, logprobs: Tensor) -> Tensor:
@@ -276,6 +283,7 @@ def begin_chains(target, rng: RNG, method: ChainSampler, canvas: Tensor | None) 
         raise GenError(
             f"{type(method).__name__} needs a token space with a mask token; this model has none"
         )
+    require_constraint_kept(method, target.space)
     batch = begin_batch(target, canvas)
     b, device = len(batch.slots), target.device
     for name in ("logprobs", "score"):

@@ -93,6 +93,11 @@ class GuidedDiffusion(Sampler):
         """True: the judge comes as the draft model."""
         return True
 
+    @property
+    def constraint_refusal(self) -> str:
+        """Nothing: accepted tokens are committed by the masked loop, which checks them."""
+        return ""
+
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
@@ -168,9 +173,16 @@ class Judge:
                 "the judge's legal token ids are not the masked model's; expected a model of the"
                 " same tokens"
             )
+        if theirs.constraint is not None and theirs.constraint is not ours.constraint:
+            raise GenError(
+                "the judge's token space has a constraint that the masked model's has not; expected"
+                " the same object in both, or one in the masked model's space alone"
+            )
         self.rule = rule
         raw = SamplingParams(guidance_scale=draft.sampling.guidance_scale)
         self.target: Any = draft.with_params(raw)
+        if ours.constraint is not None:
+            self.target = self.target.with_space(replace(theirs, constraint=ours.constraint))
         self.target.at_most(target.rows)
         self.nfe = [0] * draft.items
         self.draw: Any = registry.get("proposer", "categorical")

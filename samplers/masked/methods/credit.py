@@ -26,7 +26,7 @@ from gen.core.method import Limit, method
 from gen.core.params import Params, number
 from gen.core.registry import register
 from gen.samplers.masked.parts.selection import fixed_blocks, greedy
-from gen.samplers.masked.step import MaskedStep
+from gen.samplers.masked.step import LIKELIEST, MaskedStep, needs
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class CreditParams(Params):
     limit=Limit("fast_dllm", {"credit_weight": 0}),
 )
 @register("proposer", "credit", params=CreditParams)
+@needs(LIKELIEST)
 def credit(step: MaskedStep) -> Tensor:
     """Takes the likeliest token of the fused distribution [b, T], which replaces that of the
     step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.masked.step import MaskedStep
+from gen.samplers.masked.step import LIKELIEST, MaskedStep, needs
 
 
 @register("proposer", "categorical")
@@ -18,6 +18,7 @@ def categorical(step: MaskedStep) -> Tensor:
 
 
 @register("proposer", "argmax")
+@needs(LIKELIEST)
 def argmax(step: MaskedStep) -> Tensor:
     """Takes the likeliest token."""
     return step.logprobs.argmax(-1)

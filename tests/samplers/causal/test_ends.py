@@ -26,7 +26,8 @@ from tabular import TabularCausal, causal_target
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal import jacobi as speculative_jacobi
-from gen.samplers.causal.jacobi import JacobiDrafter
+from gen.samplers.causal import jacobi_drafter
+from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 
 
 class Watched(JacobiDrafter):
@@ -51,7 +52,7 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            monkeypatch.setattr(speculative_jacobi, "without_eos", lambda logprobs, eos: logprobs)
+            monkeypatch.setattr(jacobi_drafter, "without_eos", lambda logprobs, eos: logprobs)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 

@@ -272,11 +272,10 @@ def test_a_judge_of_other_tokens_is_refused():
 
 def test_the_modality_s_causal_model_is_the_judge():
     pipe = Pipeline("image")
-    assert (
-        pipe.model_name(guided()) == "image-masked" and pipe.draft_name(guided()) == "image-causal"
-    )
-    assert pipe.draft_name(guided(draft_model="image-draft")) == "image-draft"
+    assert pipe.model_name(guided()) == "image-masked"
+    assert pipe.draft_names(guided()) == ["image-causal"]
+    assert pipe.draft_names(guided(draft_model="image-draft")) == ["image-draft"]
     with pytest.raises(
         GenError, match="draft model image-masked is a masked one; expected a causal one"
     ):
-        pipe.draft_name(guided(draft_model="image-masked"))
+        pipe.draft_names(guided(draft_model="image-masked"))

@@ -1,0 +1,1 @@
+"""Kinds of constraints, one file each: the keys of ``structured``."""
