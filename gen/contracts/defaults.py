@@ -22,6 +22,7 @@ from gen.core.sampler import (
     implied_sampling,
     parameter_names,
     preset_of,
+    protocol_of,
     resolve_sampler,
     sampler_class,
     spell,
@@ -139,7 +140,7 @@ class Defaults:
         """
         if self.model_kind is not None:
             return self.model_kind
-        protocol, kinds = sampler_class(sampler).protocol, takes_kinds(sampler)
+        protocol, kinds = protocol_of(sampler), takes_kinds(sampler)
         return next((k for k in kinds if model_key(protocol, k) in self.models), kinds[0])
 
     def complete(
@@ -174,9 +175,15 @@ class Defaults:
         spec = {} if sampler is None else spell(sampler)
         if spec.get("name") is None:
             spec = {**spec, "name": self.sampler()}
-        if isinstance(sampler, Sampler) or not self.masked_params:
+        if isinstance(sampler, Sampler):
             return spec
         cls = sampler_class(spec)
+        if cls.wraps:
+            preset = preset_of(spec)
+            base = spec.get("base", preset.params.get("base") if preset else None)
+            return {**spec, "base": self.complete_sampler(base)}
+        if not self.masked_params:
+            return spec
         if cls.protocol != "masked":
             return spec
         preset = preset_of(spec)

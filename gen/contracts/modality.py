@@ -209,6 +209,11 @@ class Modality(ABC):
     def check(self, media: Any, prompt: str) -> Verdict:
         """Judge whether an output shows what its prompt asks for, from the output alone."""
 
+    def grade(self, media: Any, prompt: str) -> float:
+        """Return how much of its prompt an output shows, 0 to 1; 1 where ``check`` passes."""
+        verdict = self.check(media, prompt)
+        return 1.0 if verdict.passed else 0.25 * verdict.valid
+
     def is_path(self, media: Any) -> bool:
         """Return True for the path of a file; a modality of texts overrides it."""
         return isinstance(media, (str, Path))

@@ -37,7 +37,6 @@ PART_KINDS = (  # parts that samplers are made of
     "stop",
     "block_schedule",
     "cache_policy",
-    "scorer",
 )
 SAMPLER_KINDS = ("sampler", "preset", *PART_KINDS)
 # kind -> modules and packages that hold it. A package that is the home of another kind is skipped
@@ -49,6 +48,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "protocol": ("gen.models.protocols",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),
+    "scorer": ("gen.samplers.search.scorers", "gen.modalities"),
     "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
     "metric": ("gen.eval.metrics",),

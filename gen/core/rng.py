@@ -71,6 +71,10 @@ class RNG(Protocol):
         """Draw independent standard normal float64 [b, L, size]."""
         ...
 
+    def of_branches(self, items: np.ndarray, branches: np.ndarray) -> RNG:
+        """Key the rows of a batch by (item, branch), int64 [b] each; branch 0 draws as its item."""
+        ...
+
 
 def item_key(*parts: object) -> int:
     """Hash the parts that identify an item, such as its prompt and seed, to a 63-bit key."""
@@ -223,6 +227,9 @@ class OffsetRNG:
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
         return self.rng.normal(rows, positions + self.first, purpose, round, size)
+
+    def of_branches(self, items, branches) -> OffsetRNG:
+        return OffsetRNG(self.rng.of_branches(items, branches), self.first)
 
 
 def _signed(x: int) -> int:

@@ -37,9 +37,12 @@ class Sampler(ABC):
         spellings: alias -> its values -> the parameter's own values.
         sampling_aliases: names under which a spec accepts sampling parameters as well -> the
             sampling parameter, and the number to add to the value.
+        wraps: whether the sampler runs another one, the spec in its parameter ``base``; that one
+            then decides about protocol and kinds.
     """
 
     protocol: ClassVar[str]
+    wraps: ClassVar[bool] = False
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
     # abstract, since a sampler without a guarantee must not be made; a subclass overrides the
     # property by a string as well
@@ -132,6 +135,26 @@ class Sampler(ABC):
             callback: called once per forward pass with ``{"step", "done", "total"}``.
         """
 
+    def begin(self, target, rng: RNG, *, draft=None, canvas=None, trace: bool = False) -> Any:
+        """Begin a run that a search steps (``gen.samplers.engine.stepping.SteppableRun``).
+
+        The arguments are those of a call.
+
+        Raises:
+            GenError: the sampler cannot be stepped.
+        """
+        raise GenError(
+            f"sampler {_name_of(self)} cannot be stepped: a search cannot stop it between two"
+            " forward passes; expected a causal sampler such as 'autoregressive' or"
+            " 'speculative_jacobi', or a masked one such as 'maskgit'"
+        )
+
+
+def _name_of(sampler: Sampler) -> str:
+    """Return the name of a sampler in the registry, or that of its class."""
+    known = registry.table("sampler").items()
+    return next((n for n, cls in known if cls is type(sampler)), type(sampler).__name__)
+
 
 def require_constraint_kept(sampler: Sampler, space: TokenSpace) -> None:
     """Refuse a sampler that cannot keep the constraint of a token space.
@@ -140,12 +163,8 @@ def require_constraint_kept(sampler: Sampler, space: TokenSpace) -> None:
         GenError: there is a constraint, and the sampler has a ``constraint_refusal``.
     """
     if space.constraint is not None and sampler.constraint_refusal:
-        name = next(
-            (n for n, cls in registry.table("sampler").items() if cls is type(sampler)),
-            type(sampler).__name__,
-        )
         raise GenError(
-            f"sampler {name} refuses the constraint of the token space:"
+            f"sampler {_name_of(sampler)} refuses the constraint of the token space:"
             f" {sampler.constraint_refusal}; expected a sampler that keeps it, such as"
             " masked_iterative, or no constraint"
         )
@@ -298,8 +317,24 @@ def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
     return samplers[presets[name].sampler if name in presets else name]
 
 
+def innermost(sampler: SamplerSpec) -> SamplerSpec:
+    """Return the spec that decodes: of a sampler that wraps another one, the innermost base."""
+    while (cls := sampler_class(sampler)).wraps:
+        preset = preset_of(sampler)
+        stated = {**params(cls), **(preset.params if preset else {}), **spell(sampler)}
+        sampler = stated["base"]
+    return sampler
+
+
+def protocol_of(sampler: SamplerSpec) -> str:
+    """Return the protocol of the model that a sampler or preset decodes with."""
+    sampler = innermost(sampler)
+    return sampler.protocol if isinstance(sampler, Sampler) else sampler_class(sampler).protocol
+
+
 def takes_kinds(sampler: SamplerSpec) -> tuple[str, ...]:
     """Return the kinds of token that a sampler or preset decodes, the preferred one first."""
+    sampler = innermost(sampler)
     kinds = sampler_class(sampler).kinds
     preset = preset_of(sampler)
     return preset.kinds if preset is not None and preset.kinds else kinds
@@ -375,6 +410,10 @@ def resolve_sampler(
     for key in given:
         if key not in fields:
             raise unknown(f"parameter of sampler {name!r}:", key, fields, where)
+    if cls.wraps:
+        base = {**params(cls), **implied, **given}["base"]
+        inner = resolve_sampler(base, explicit, f"{where}.base" if where else "sampler.base")
+        explicit = inner[1].keywords()
     try:
         sampler = cls(**{**implied, **given})
         _warn_of_unread(sampler, {k: v for k, v in given.items() if v != implied.get(k)}, where)
@@ -411,6 +450,9 @@ def implied_sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
     cls = registry.table("sampler").get(name) if isinstance(name, str) else None
     if cls is not None:
         _take_sampling(given, cls, found)
+        if cls.wraps:
+            base = {**params(cls), **(preset.params if preset else {}), **given}["base"]
+            found = {**implied_sampling(spell(base)), **found}
     return found
 
 

@@ -77,6 +77,32 @@ class TraceStep:
         return TraceStep(shift(self.window), shift(self.accepted), committed, shift(self.removed))
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """Output, or part of one, that a search looked at.
+
+    Attributes:
+        tokens: tokens [T], or latents [T, C].
+        score: score that the search gave it; None where it gave none.
+        level: number of the decision that it was a candidate of, from 0 on.
+        parent: number of the candidate of the level before that it goes on from; None at level 0.
+        chosen: whether it, or what came of it, is the output.
+        known: decided positions, bool [T]; None where all are.
+        weight: share of the item's answers, or particle's weight, that it stands for; None where
+            there is no such number.
+        label: words that a page shows beside it.
+    """
+
+    tokens: Tensor
+    score: float | None
+    level: int = 0
+    parent: int | None = None
+    chosen: bool = False
+    known: Tensor | None = None
+    weight: float | None = None
+    label: str = ""
+
+
 @dataclass
 class SampleOutput:
     """Result of a sampler.
@@ -87,12 +113,14 @@ class SampleOutput:
         traces: steps of each row, if asked for.
         logprobs: log-probabilities of each row's tokens up to and including the eos token, if
             asked for.
+        candidates: what a search looked at for each row, level by level; None without a search.
     """
 
     tokens: Tensor
     stats: list[Stats]
     traces: list[list[TraceStep]] | None = None
     logprobs: list[ItemLogprobs] | None = None
+    candidates: list[list[Candidate]] | None = None
 
     def with_prefix(self, prefix: Tensor) -> SampleOutput:
         """Return the output with tokens [k] before all rows, which have no log-probabilities, and

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
-from gen.core.sampler import sampler_class
+from gen.core.sampler import protocol_of
 from gen.eval.metric import missing_package
 
 STOPS = ("until", "stop")
@@ -184,7 +184,7 @@ class HarnessModel:
             )
         if not sampled:
             sampling["temperature"] = 0.0
-        is_causal = sampler_class(self.sampler).protocol == "causal"
+        is_causal = protocol_of(self.sampler) == "causal"
         length = self.checkpoint.binding.space.length
         if lengths and is_causal:
             sampling["max_new_tokens"] = lengths[0]

@@ -23,7 +23,7 @@ from gen.contracts.modality import Binding, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
-from gen.core.sampler import SamplerSpec, resolve_sampler, sampler_class, takes_kinds
+from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
     AUTO,
@@ -318,7 +318,7 @@ class ModalityModels:
         Raises:
             GenError: the model is of another protocol or kind, or the modality has none.
         """
-        protocol, kinds = sampler_class(sampler).protocol, takes_kinds(sampler)
+        protocol, kinds = protocol_of(sampler), takes_kinds(sampler)
         if self.model is None:
             return self._default(model_key(protocol, self.defaults.kind(sampler)))
         protocols, kind = self._serves(self.model)
@@ -401,7 +401,7 @@ class ModalityModels:
 def _suitable(protocols: tuple[str, ...], kind: str) -> list[str]:
     """Return names of samplers and presets for a model, at most eight, plain samplers first."""
     names = [*registry.table("sampler"), *registry.table("preset")]
-    found = [n for n in names if sampler_class(n).protocol in protocols and kind in takes_kinds(n)]
+    found = [n for n in names if protocol_of(n) in protocols and kind in takes_kinds(n)]
     return [*found[:8], "..."] if len(found) > 8 else found
 
 

@@ -34,7 +34,7 @@ from gen.core.errors import GenError, Interrupt
 from gen.core.memory import free_memory
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG, OffsetRNG
-from gen.core.sampler import Callback, Sampler, SamplerSpec, resolve_sampler, sampler_class
+from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.seeds import sample_seeds
 from gen.core.stats import SampleOutput
@@ -52,6 +52,7 @@ from gen.pipeline.arguments import (
     require_items,
 )
 from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
+from gen.pipeline.evaluator import RunEvaluator
 from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
 from gen.pipeline.logprobs import with_texts
 from gen.pipeline.memory import Attempt, BatchSizes
@@ -400,6 +401,10 @@ class Pipeline(PromptedModels):
         )
         target = self.target(sampler, sampling, items, name, start.prefix, space)
         target.limits = limits
+        if sampler.wraps:
+            target.evaluator = RunEvaluator(
+                self, request, space, frontend, start, protocol.left_to_right
+            )
         drafts = tuple(
             self._draft_target(request, sampling, name, frontend, start.prefix, space, draft)
             for draft in (self.draft_names(request.spec) if sampler.drafted else ())
@@ -530,8 +535,7 @@ class Pipeline(PromptedModels):
 
     def turns(self, sampler: SamplerSpec) -> int:
         """Return how many batches of items to hand over together, so that rows can be replaced."""
-        protocol = sampler_class(sampler).protocol
-        return TURNS if registry.get("protocol", protocol).replaces_rows else 1
+        return TURNS if registry.get("protocol", protocol_of(sampler)).replaces_rows else 1
 
 
 CALL_KEYWORDS = (

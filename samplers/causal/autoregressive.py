@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.core.sampler import Sampler
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict, decode_causal
+from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict
+from gen.samplers.engine.causal_sampler import CausalSampler
 
 
 class _NoDrafts(Drafter):
@@ -54,15 +54,13 @@ class _NoLatentDrafts(_NoDrafts):
 
 @register("sampler", "autoregressive")
 @dataclass(frozen=True)
-class Autoregressive(Sampler):
+class Autoregressive(CausalSampler):
     """Draw one token per forward pass; the reference of causal models."""
 
     papers = ("2406.11838",)
-    protocol = "causal"
     kinds = ("codes", "latents")
     reference = "plain autoregression"
     guarantee = "same_tokens"
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+    def make_drafter(self, target, draft):
+        return _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()

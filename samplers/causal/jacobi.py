@@ -24,12 +24,12 @@ from gen.core.checks import check_int
 from gen.core.errors import bad_value
 from gen.core.method import Limit
 from gen.core.registry import register, registry
-from gen.core.sampler import Preset, Sampler
+from gen.core.sampler import Preset
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import Coupling, Fresh
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
-from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, checked, width_of
 from gen.samplers.verifiers.base import PositionVerifier
@@ -41,7 +41,7 @@ def _is_number(x: object) -> bool:
 
 @register("sampler", "speculative_jacobi")
 @dataclass(frozen=True)
-class SpeculativeJacobi(Sampler):
+class SpeculativeJacobi(CausalSampler):
     """Several tokens per forward pass, drafted by the model's own previous iterate.
 
     ``window``: positions computed per forward pass, or auto: as many as make the time per token
@@ -209,9 +209,8 @@ class SpeculativeJacobi(Sampler):
             width_of(self.window, self, target) if window is None else window, *parts
         )
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = self.drafter(target, draft)
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+    def make_drafter(self, target, draft):
+        return self.drafter(target, draft)
 
 
 for _preset in (

@@ -19,7 +19,6 @@ from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelDrafted
 from gen.samplers.causal.jacobi import SpeculativeJacobi
-from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import width_of
 
 
@@ -106,7 +105,6 @@ class RelaxedAcceptance(ModelDrafted):
     def timed(self) -> bool:
         return self._source().is_timed(self)
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+    def make_drafter(self, target, draft):
         verifier = self._rule().on(target.space, target.device)
-        drafter = self._source().make(self, target, draft, verifier)
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+        return self._source().make(self, target, draft, verifier)

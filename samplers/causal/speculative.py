@@ -32,7 +32,8 @@ from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.chain import Chain
-from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.tree import DRAWS
 from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
@@ -75,7 +76,7 @@ class SpeculativeParams(Params):
 
 
 @register("sampler", "speculative")
-class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
+class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=SpeculativeParams):
     """A drafter proposes tokens, the target judges several of them per forward pass. The parameters
     are those of ``SpeculativeParams`` and of all drafters, shapes and verifiers."""
 
@@ -223,13 +224,12 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
         """Whether a clock decides how many drafts a tree has."""
         return self._shape_type().has_budget and self.nodes == AUTO
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+    def make_drafter(self, target, draft):
         verifier = self._rule()().on(target.space, target.device)
         if verifier.needs_greedy and target.sampling.temperature > 0:
             expected = f"0 with sampler.verifier {self.verifier}"
             raise bad_value("sampling.temperature", target.sampling.temperature, expected)
-        drafter = self._make(target, draft, verifier)
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+        return self._make(target, draft, verifier)
 
     def _make(self, target, draft, verifier: Verifier) -> Drafter:
         source = self._source()

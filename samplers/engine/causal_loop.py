@@ -33,9 +33,11 @@ from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
+from gen.samplers.engine.outcome import Outcome, copy_to_host
 from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.slots import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
+from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
 
 
 @dataclass
@@ -206,34 +208,6 @@ class Drafter(RowOwner):
         """
 
 
-@dataclass
-class Outcome:
-    """Outcome of a step as the host knows it.
-
-    Attributes:
-        num_accepted: accepted drafts, int64 [b].
-        drafted: drafts that there were, bool [b, L].
-        token_ids: tokens of the verdict, int64 [b, W]; None for latents.
-        num_drafted: drafts of each row, int64 [b].
-        num_committed: tokens to commit, int64 [b].
-        num_columns: columns that are a row's own, int64 [b]; those behind fill the window up to
-            that of other rows.
-        failed: columns without a distribution, bool [b, W].
-        draft_failed: drafts without one, bool [b, L]; None without a draft model.
-        ended: rows that commit the eos token or are stopped, bool [b]; None without eos tokens.
-    """
-
-    num_accepted: np.ndarray
-    drafted: np.ndarray
-    token_ids: np.ndarray | None
-    num_drafted: np.ndarray
-    num_committed: np.ndarray
-    num_columns: np.ndarray
-    failed: np.ndarray
-    draft_failed: np.ndarray | None = None
-    ended: np.ndarray | None = None
-
-
 def decode_causal(
     target: CausalTarget,
     rng: RNG,
@@ -251,34 +225,10 @@ def decode_causal(
         trace: whether to record every step.
         callback: called after every step with its number, the tokens and which are known.
     """
-    began = time.perf_counter()
-    check_needs(drafter, target)
-    state = CausalState(target, rng, drafter, trace)
-    while len(state.slots):
-        # 1. Positions of the next window of every row
-        step = state.next_step()
-        # 2. Draft the tokens of the window
-        draft = drafter.propose(step, state.committed_tokens())
-        step = state.branch(step, draft)
-        # 3. One forward pass over the last committed token and the drafts
-        output = target.predict(state.inputs(step, draft), step.positions, draft.parents)
-        # 4. Accept drafts, and draw the recovered or the bonus token
-        verdict = drafter.verify(step, output)
-        state.commit_path(verdict)
-        # 5. The one copy to the host, which decides about the course of the rows
-        outcome = state.to_host(step, draft, verdict, output)
-        drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
-        # 6. Commit the accepted drafts and the token after them, up to the eos token
-        state.truncate_at_end(outcome)
-        state.commit(step, verdict.tokens, outcome)
-        state.record(step, verdict, outcome, output)
-        del output, draft, verdict  # the largest tensors of a step
-        # 7. Advance, and give finished rows to waiting items
-        state.advance(outcome)
-        state.report(callback)
-        state.retire()
-    out = state.recorder.output(state.tokens, time.perf_counter() - began, draft_nfe=drafter.nfe)
-    return out if state.logprobs is None else replace(out, logprobs=state.logprobs.output())
+    run = CausalRun(target, rng, drafter, trace, callback)
+    while not run.is_over:
+        run.step()
+    return run.output()
 
 
 def check_needs(drafter: Drafter, target: CausalTarget) -> None:
@@ -294,10 +244,18 @@ def check_needs(drafter: Drafter, target: CausalTarget) -> None:
         target.require_hidden_states(drafter.hidden_layers, name)
 
 
-class CausalState:
+class CausalRun(SteppableRun):
     """Rows of a causal loop: their tokens, how far each is, and the phases of a step.
 
+    Args:
+        target: model, prompts and sampling parameters of N items.
+        rng: source of every random decision.
+        drafter: the method.
+        trace: whether to record every step.
+        callback: called after every step.
+
     Attributes:
+        bound: position before which rows wait for others (``advance``).
         tokens: tokens of all items, [N, T(, C)].
         slots: items of the rows.
         start: committed tokens of each row, int64 [b].
@@ -308,9 +266,19 @@ class CausalState:
         logprobs: log-probabilities of committed tokens; None where nobody asked for them.
     """
 
-    def __init__(self, target: CausalTarget, rng: RNG, drafter: Drafter, trace: bool):
+    def __init__(
+        self,
+        target: CausalTarget,
+        rng: RNG,
+        drafter: Drafter,
+        trace: bool,
+        callback: Callable | None = None,
+    ):
+        check_needs(drafter, target)
+        self.began, self.callback = time.perf_counter(), callback
         self.target, self.rng, self.drafter = target, rng, drafter
         self.total, self.eos_token_id = target.length, target.space.eos_token_id
+        self.bound = self.total
         self.ends = RowEnds(target)
         self.device, self.on_host = target.device, target.device.type == "cpu"
         self.tokens = target.blank()
@@ -331,6 +299,60 @@ class CausalState:
         self.column = self.row = self.full_widths = np.zeros(0, dtype=np.int64)
         self.all_valid = torch.zeros(0, dtype=torch.bool)
 
+    def step(self) -> None:
+        # 1. Positions of the next window of every row
+        step = self.next_step()
+        # 2. Draft the tokens of the window
+        draft = self.drafter.propose(step, self.committed_tokens())
+        step = self.branch(step, draft)
+        # 3. One forward pass over the last committed token and the drafts
+        output = self.target.predict(self.inputs(step, draft), step.positions, draft.parents)
+        # 4. Accept drafts, and draw the recovered or the bonus token
+        verdict = self.drafter.verify(step, output)
+        self.commit_path(verdict)
+        # 5. The one copy to the host, which decides about the course of the rows
+        outcome = self.to_host(step, draft, verdict, output)
+        self.drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
+        # 6. Commit the accepted drafts and the token after them, up to the eos token
+        self.truncate_at_end(outcome)
+        self.commit(step, verdict.tokens, outcome)
+        self.record(step, verdict, outcome, output)
+        del output, draft, verdict  # the largest tensors of a step
+        # 7. Advance, and give finished rows to waiting items
+        self.move_on(outcome)
+        self.report(self.callback)
+        self.retire()
+
+    def advance(self, block: int) -> None:
+        if self.is_over:
+            return
+        # all unfinished rows stand at the bound of the last call
+        self.bound = min((int(self.start.min()) // block + 1) * block, self.total)
+        while not self.is_over and int(self.start.min()) < self.bound:
+            self.step()
+        self.bound = self.total
+
+    def peek(self) -> Estimate:
+        known = np.ones((len(self.tokens), self.total), dtype=bool)
+        known[self.slots.items] = np.arange(self.total) < self.start[:, None]
+        return Estimate(self.tokens.clone(), self.here(known), False)
+
+    def follow(self, ancestors: np.ndarray, live: SlotChange) -> None:
+        self.tokens.copy_(self.tokens[self.here(ancestors)])
+        self.start, self.last = live.follow(self.start), live.follow(self.last)
+        # no earlier round may come again: its noise has been used
+        self.round = np.full(len(self.start), self.round.max(initial=0))
+        states = self.ends.states
+        self.ends.states = {i: states[a] for i, a in enumerate(ancestors.tolist()) if a in states}
+        if self.recorder.traces is not None:
+            traces = by_ancestor(self.recorder.traces, ancestors)
+            self.recorder.traces = [list(trace) for trace in traces]
+
+    def output(self) -> SampleOutput:
+        seconds, nfe = time.perf_counter() - self.began, self.drafter.nfe
+        out = self.recorder.output(self.tokens, seconds, draft_nfe=nfe)
+        return out if self.logprobs is None else replace(out, logprobs=self.logprobs.output())
+
     def here(self, x: np.ndarray) -> Tensor:
         """Move an array to the target's device; nobody may write to it afterwards."""
         return torch.from_numpy(x) if self.on_host else to_device(x, self.device)
@@ -342,7 +364,7 @@ class CausalState:
         nothing.
         """
         starts = self.start.tolist()  # its least and most take less time than an array's
-        width = min(self.drafter.window, self.total - min(starts))
+        width = min(self.drafter.window, self.bound - min(starts))
         if self.shape != (len(starts), width):
             self.shape = len(starts), width
             self.column, self.row = np.arange(width)[None], np.arange(len(starts))
@@ -350,11 +372,11 @@ class CausalState:
             self.all_valid = self.here(np.ones(self.shape, dtype=bool))
         positions = self.start[:, None] + self.column
         widths, valid = self.full_widths, self.all_valid
-        self.is_full = max(starts) + width <= self.total
+        self.is_full = max(starts) + width <= self.bound
         if not self.is_full:
-            exists = positions < self.total
+            exists = positions < self.bound
             positions = np.where(exists, positions, self.start[:, None])
-            valid, widths = self.here(exists), np.minimum(self.total - self.start, width)
+            valid, widths = self.here(exists), np.minimum(self.bound - self.start, width)
         here, slots = self.here, self.slots
         return CausalStep(
             self.rng,
@@ -376,14 +398,14 @@ class CausalState:
         if draft.parents is None:
             return step
         positions = tree_positions(step.start, draft.parents)
-        draft.exists = draft.exists & (positions[:, 1:] < self.total)
-        valid = torch.cat([torch.ones_like(draft.exists[:, :1]), draft.exists], 1)
+        draft.exists = draft.exists & (positions[:, 1:] < self.bound)
+        valid = torch.cat([positions[:, :1] < self.bound, draft.exists], 1)
         positions = torch.where(valid, positions, positions[:, :1])
         self.shape, self.is_full = (len(valid), valid.shape[1]), False
         self.column, self.row = np.arange(valid.shape[1])[None], np.arange(len(valid))
         self.full_widths = np.full(self.shape[0], self.shape[1])
         self.all_valid = self.here(np.ones(self.shape, dtype=bool))
-        return replace(step, positions=positions, valid=valid, widths=self.total - self.start)
+        return replace(step, positions=positions, valid=valid, widths=self.bound - self.start)
 
     def commit_path(self, verdict: Verdict) -> None:
         """Move the keys and values of the accepted branch of a tree to their positions."""
@@ -410,7 +432,9 @@ class CausalState:
         failed = failed_draws(verdict.tokens, output.logprobs)
         if verdict.path is not None:  # its columns in the order of the tokens
             failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
-        accepted, drafted, ids, failed, draft_failed = copy_outcome_to_host(draft, verdict, failed)
+        accepted, drafted, ids, failed, draft_failed = copy_to_host(
+            verdict.num_accepted, draft.exists, verdict.tokens, failed, draft.failed
+        )
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
         committed = np.minimum(accepted + 1, step.widths)
         columns = num_drafted + 1 if drafted.shape[1] else step.widths
@@ -472,7 +496,8 @@ class CausalState:
             counts = zip(items.tolist(), start.tolist(), committed.tolist(), strict=True)
             for i, (item, n, count) in enumerate(counts):
                 self.host_tokens[item, n : n + count] = ids[i, :count]
-            self.last = chosen if width == 1 else here(ids[self.row, committed - 1, None])
+            last = chosen if width == 1 else here(ids[self.row, committed - 1, None])
+            self.last = self.unless_waiting(committed, last)
             return
         row, column = (self.column < committed[:, None]).nonzero()
         # a column that is committed exists, so that this is its position
@@ -481,7 +506,14 @@ class CausalState:
         self.tokens[here(items[row]), here(positions)] = tokens
         if width > 1:
             chosen = chosen[here(self.row), here(committed - 1)][:, None]
-        self.last = chosen
+        self.last = self.unless_waiting(committed, chosen)
+
+    def unless_waiting(self, committed: np.ndarray, last: Tensor) -> Tensor:
+        """Return the last tokens [b, 1(, C)], of rows that wait the ones before."""
+        if self.bound == self.total or committed.all():
+            return last
+        waiting = self.here(committed == 0).view(-1, *[1] * (last.ndim - 1))
+        return torch.where(waiting, self.last, last)
 
     def record(
         self, step: CausalStep, verdict: Verdict, outcome: Outcome, output: StepOutput
@@ -499,7 +531,11 @@ class CausalState:
         accepted, committed = outcome.num_accepted, outcome.num_committed
         computed = output.num_computed_tokens - padding
         counts = (computed, output.num_computed_positions, committed, accepted)
-        recorder.add(items, *counts, outcome.num_drafted, output.ran_network)
+        ran = output.ran_network
+        if self.bound < self.total:  # rows that wait are computed for nothing
+            goes_on = committed > 0
+            ran = goes_on if ran is None else goes_on & ran.cpu().numpy()
+        recorder.add(items, *counts, outcome.num_drafted, ran)
         if self.logprobs is not None:
             self.logprobs.add(items, committed, verdict.tokens, verdict.path, output)
         if recorder.traces is None:
@@ -508,6 +544,8 @@ class CausalState:
         tree = None if verdict.path is None else (step.positions, step.valid)
         counts = (items, self.start, columns, accepted, committed)
         for i, (item, n, w, a, c) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
+            if not c:
+                continue
             new = {n + k: tokens[i][k] for k in range(c)}
             if outcome.ended is not None and outcome.ended[i]:
                 new |= dict.fromkeys(range(n + c, self.total), self.eos_token_id)
@@ -516,9 +554,10 @@ class CausalState:
                 window = sorted(set(tree[0][i][tree[1][i]].tolist()))
             recorder.add_trace(item, window, range(n, n + a), new)
 
-    def advance(self, outcome: Outcome) -> None:
+    def move_on(self, outcome: Outcome) -> None:
         """Move every row behind its new tokens; one that ended is filled up with the eos token."""
-        self.start, self.round = self.start + outcome.num_committed, self.round + 1
+        committed = outcome.num_committed
+        self.start, self.round = self.start + committed, self.round + (committed > 0)
         self.num_steps += 1
         ended, eos_token_id = outcome.ended, self.eos_token_id
         if ended is not None and eos_token_id is not None and ended.any():
@@ -550,44 +589,3 @@ class CausalState:
         assert change is not None, "at least one row is done"
         self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
         self.last = change.follow(self.last)
-
-
-def copy_outcome_to_host(
-    draft: Draft, verdict: Verdict, failed: Tensor
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray | None]:
-    """Copy the outcome of a step in one transfer: the only time that a step waits for the device.
-
-    Args:
-        draft: drafts of the step.
-        verdict: verdict about them.
-        failed: columns without a distribution, bool [b, W].
-
-    Returns:
-        Accepted drafts int64 [b], drafts that there were bool [b, L], tokens int64 [b, W], None for
-        latents, ``failed``, and ``draft.failed``.
-    """
-    accepted, drafted, draft_failed = verdict.num_accepted, draft.exists, draft.failed
-    ids = verdict.tokens if verdict.tokens.ndim == 2 else None
-    if failed.device.type == "cpu":
-        return (
-            accepted.numpy(),
-            drafted.numpy(),
-            None if ids is None else ids.numpy(),
-            failed.numpy(),
-            None if draft_failed is None else draft_failed.numpy(),
-        )
-    columns = {"accepted": accepted[:, None], "drafted": drafted, "failed": failed}
-    if ids is not None:
-        columns["ids"] = ids
-    if draft_failed is not None:
-        columns["draft_failed"] = draft_failed
-    joined = torch.cat([x.long() for x in columns.values()], 1).cpu().numpy()
-    ends = np.cumsum([x.shape[1] for x in columns.values()])[:-1]
-    found = dict(zip(columns, np.split(joined, ends, axis=1), strict=True))
-    return (
-        found["accepted"][:, 0],
-        found["drafted"].astype(bool),
-        found.get("ids"),
-        found["failed"].astype(bool),
-        found["draft_failed"].astype(bool) if draft_failed is not None else None,
-    )

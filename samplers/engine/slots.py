@@ -155,6 +155,24 @@ class BatchSlots:
             self._next_branch[items[row]] += 1
         return self._gather(RowSelection(rows, len(self)), branches)
 
+    def continue_as(self, rows: np.ndarray, items: np.ndarray) -> SlotChange:
+        """Make the batch of copies of these rows, each as an item of its own.
+
+        Args:
+            rows: numbers of the present rows, int64 [n], which may repeat; n may be 0.
+            items: item that each copy goes on as, int64 [n]. It has the prompt of the row's item.
+        """
+        selection = RowSelection(rows, len(self))
+        self.items, self.branches = items, np.zeros(len(items), dtype=np.int64)
+        self.rows = to_device(items, self.device)
+        if len(items):  # as in ``retire``: nothing looks at the last rows again
+            for target in self.targets:
+                target.keep(selection.index_on(target.device))
+                target.rename(items)
+            for store in self.stores:
+                store.select(selection)
+        return SlotChange(None, selection)
+
     def prune(self, rows: np.ndarray) -> SlotChange:
         """Drop rows (bool [b]) within their items, such as branches that scored low.
 

@@ -34,10 +34,10 @@ from torch import Tensor
 
 from gen.core.errors import bad_value, unknown
 from gen.core.registry import register
-from gen.core.sampler import Sampler
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
 from gen.models.targets.base import StepOutput
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.verifiers.base import num_accepted
@@ -101,7 +101,7 @@ class LatentJacobiDrafter(Windowed):
 
 @register("sampler", "continuous_jacobi")
 @dataclass(frozen=True)
-class ContinuousJacobi(Sampler):
+class ContinuousJacobi(CausalSampler):
     """Decode several latents per forward pass, drafted by the model's own previous iterate.
 
     ``window``: positions computed per forward pass, or auto (``auto_width``). ``tolerance``: how
@@ -135,8 +135,7 @@ class ContinuousJacobi(Sampler):
     def timed(self) -> bool:
         return self.window == AUTO
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = LatentJacobiDrafter(
+    def make_drafter(self, target, draft):
+        return LatentJacobiDrafter(
             target.paths, width_of(self.window, self, target), self.tolerance, self.init
         )
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)

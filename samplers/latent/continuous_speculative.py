@@ -36,7 +36,6 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
 from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths
 
@@ -137,7 +136,7 @@ class ContinuousSpeculative(ModelDrafted):
     def drafted(self) -> bool:
         return True
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+    def make_drafter(self, target, draft):
         draft = self.draft_target(target, draft)
         ours, theirs = target.paths, draft.paths
         if ours.steps != theirs.steps:
@@ -151,8 +150,7 @@ class ContinuousSpeculative(ModelDrafted):
         else:
             chain = AlignedPaths(ours, theirs, self.max_tries, self.relaxation)
             lengths = _AfterPrefill(lengths, math.ceil(self.prefill_ratio * target.length))
-        drafter = ModelDrafter(draft, chain, lengths)
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+        return ModelDrafter(draft, chain, lengths)
 
 
 _preset = Preset(

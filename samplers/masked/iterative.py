@@ -30,9 +30,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import LoopParams, MaskedSampler
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.parts.orders import BLIND
+from gen.samplers.masked.stepped import SteppedMasked
 
 
 @register("sampler", "masked_iterative")
@@ -53,14 +55,21 @@ class MaskedIterative(MaskedSampler):
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
-        space = target.space
+        self._check(target.space)
+        return decode_masked(target, rng, self, canvas=canvas, trace=trace, callback=callback)
+
+    def begin(self, target, rng, *, draft=None, canvas=None, trace=False):
+        self._check(target.space)
+        return SteppedMasked(target, rng, self, canvas, trace)
+
+    def _check(self, space: TokenSpace) -> None:
+        """Raise ``GenError`` for a token space that the parameters do not fit."""
         if space.channels:
             self._refuse_latents()
         elif space.mask_token_id is None:
             raise GenError(
                 "masked_iterative needs a token space with a mask token; this model has none"
             )
-        return decode_masked(target, rng, self, canvas=canvas, trace=trace, callback=callback)
 
     def _refuse_latents(self) -> None:
         """Raise ``GenError`` for parts that read probabilities of tokens."""

@@ -40,6 +40,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -94,23 +95,28 @@ def decode_masked(
     Raises:
         GenError: the token space does not allow the canvas, or a part does not fit the target.
     """
-    began, recorder = time.perf_counter(), StatsRecorder(target.items, trace)
-    run = begin_run(target, rng, params, canvas, overrides or {}, followers)
+    began = time.perf_counter()
+    run = begin_run(target, rng, params, canvas, trace, overrides or {}, followers)
     while len(run.batch.slots):
         step = view_canvas(run)  # 1. canvas view
-        counts = predict(run, step)  # 2. block progress  3. forward pass
-        step.proposal = propose(run, step)  # 4. propose
-        step.proposal = replace(step.proposal, score=run.parts.order(step))  # 5. score
-        selected = select(run, step)  # 6. select
-        revision = remask(run, step, selected)  # 7. remask
-        change = commit(run, step, selected, revision)  # 8. commit
-        change, stopped = stop(run, step, change)  # 9. stop
-        record(recorder, run, step, change, counts)  # 10. record
-        retire(run, step, change, revision, stopped)  # 11. retire
+        predict(run, step)  # 2. block progress  3. forward pass
+        finish_step(run, step)
         if callback:
             callback(report(run.batch, run.known))
     seconds = time.perf_counter() - began
-    return recorder.output(run.batch.canvas, seconds, run.batch.num_masked.tolist())
+    return run.recorder.output(run.batch.canvas, seconds, run.batch.num_masked.tolist())
+
+
+def finish_step(run: MaskedRun, step: MaskedStep) -> None:
+    """Carry out the phases of a step that come after its forward pass."""
+    step.proposal = propose(run, step)  # 4. propose
+    step.proposal = replace(step.proposal, score=run.parts.order(step))  # 5. score
+    selected = select(run, step)  # 6. select
+    revision = remask(run, step, selected)  # 7. remask
+    change = commit(run, step, selected, revision)  # 8. commit
+    change, stopped = stop(run, step, change)  # 9. stop
+    record(run, step, change)  # 10. record
+    retire(run, step, change, revision, stopped)  # 11. retire
 
 
 @dataclass
@@ -122,6 +128,7 @@ class MaskedRun:
         rng: random numbers by item and position.
         params: the sampler.
         parts: parts that ``params`` names.
+        recorder: statistics and traces.
         committed_logp: log-probability of each token when it was committed, float64 [N, T].
         finished: items that are over, bool [N].
     """
@@ -130,6 +137,7 @@ class MaskedRun:
     rng: RNG
     params: MaskedSampler
     parts: PartSet
+    recorder: StatsRecorder
     committed_logp: Tensor
     finished: Tensor
 
@@ -161,8 +169,9 @@ def begin_run(
     rng: RNG,
     params: MaskedSampler,
     canvas: Tensor | None,
-    overrides: Mapping[str, Callable],
-    followers: Sequence,
+    trace: bool = False,
+    overrides: Mapping[str, Callable] = MappingProxyType({}),
+    followers: Sequence = (),
 ) -> MaskedRun:
     """Look up the parts, set up the cache and give the first items a row; see ``decode_masked``."""
     if params.hold_end and not target.space.ends:
@@ -183,7 +192,8 @@ def begin_run(
     shape, device = batch.prefilled.shape, target.device
     committed_logp = torch.zeros(shape, dtype=torch.float64, device=device)
     finished = torch.zeros(len(batch.canvas), dtype=torch.bool, device=device)
-    return MaskedRun(batch, rng, params, parts, committed_logp, finished)
+    recorder = StatsRecorder(target.items, trace)
+    return MaskedRun(batch, rng, params, parts, recorder, committed_logp, finished)
 
 
 def view_canvas(run: MaskedRun) -> MaskedStep:
@@ -201,14 +211,11 @@ def view_canvas(run: MaskedRun) -> MaskedStep:
     return MaskedStep(run.rng, rows, batch.step_index, space, run.params, batch.memory, view)
 
 
-def predict(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts]:
-    """Build the records ``block`` and ``prediction`` with one forward pass.
+def predict(run: MaskedRun, step: MaskedStep) -> None:
+    """Build the records ``block`` and ``prediction`` with one forward pass, and note its cost.
 
     The block comes first, since a cache decides by it what to compute. A block schedule that reads
     log-probabilities comes after the forward pass; it takes no cache.
-
-    Returns:
-        Positions of its own that each row had computed, and those with padding.
     """
     left_out = left_out_positions(step) if run.parts.remasker_reads_left_out else None
     if not run.parts.blocks_read_logprobs:
@@ -223,7 +230,7 @@ def predict(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts]:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    return counts
+    run.recorder.add(run.batch.slots.items, *counts)
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:
@@ -248,7 +255,8 @@ def predict_with_left_out(
         left_out: committed positions, bool [b, T].
 
     Returns:
-        The prediction with ``left_out_logp``, and counts as ``predict`` returns them.
+        The prediction with ``left_out_logp``; and positions of its own that each row had computed,
+        and those with padding.
     """
     canvas, device = step.canvas, step.canvas.device
     b, (row, position) = len(canvas), left_out.nonzero(as_tuple=True)
@@ -429,16 +437,9 @@ def stop(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> tuple[Canvas
     return CanvasChange(tokens, change.committed | filling, change.removed), stopped
 
 
-def record(
-    recorder: StatsRecorder,
-    run: MaskedRun,
-    step: MaskedStep,
-    change: CanvasChange,
-    counts: tuple[Counts, Counts],
-) -> None:
-    """Note what the step computed and, where traces are recorded, what it changed."""
-    items = run.batch.slots.items
-    recorder.add(items, *counts)
+def record(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> None:
+    """Note what the step changed, where traces are recorded."""
+    items, recorder = run.batch.slots.items, run.recorder
     if recorder.traces is None:
         return
     for row, item in enumerate(items.tolist()):

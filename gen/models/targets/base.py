@@ -157,6 +157,8 @@ class Target:
             None where all positions are every item's.
         learned: what samplers measured of this model and want to know in the next call; a pipeline
             hands it on.
+        evaluator: scores and answers of outputs (``gen.contracts.scorer.Evaluator``), for samplers
+            that search; None where nobody gave one.
 
     Args:
         model: adapter of a protocol (``gen.models.adapters.protocols``).
@@ -176,6 +178,7 @@ class Target:
     left_to_right: ClassVar[bool] = False
     cache: Any = None
     limits: np.ndarray | None = None
+    evaluator: Any = None
 
     def __init__(
         self,
@@ -302,6 +305,37 @@ class Target:
     def keep(self, rows: Tensor) -> None:
         """Keep rows, bool [B] or their numbers long [n], which may repeat; drop the others."""
         self.prompts.select(rows)
+
+    def rename(self, items: np.ndarray) -> None:
+        """Say which items the rows hold, int64 [B]; what is held for the rows stays theirs.
+
+        Args:
+            items: items with the prompts of those before.
+        """
+        self.prompts.row_items = items
+
+    def of_items(self, items: np.ndarray) -> Self:
+        """Make a fresh target of the same model and sampling parameters with these items.
+
+        Args:
+            items: numbers of this target's items, int64 [n], which may repeat.
+        """
+        model, prompt, space, sampling, uncond, length, uncond_length = self._init_args(
+            self.sampling
+        )
+        index = torch.from_numpy(items).to(self.device)
+        fresh = type(self)(
+            model,
+            prompt[index],
+            space,
+            sampling,
+            None if uncond is None else uncond[index],
+            length[index],
+            None if uncond_length is None else uncond_length[index],
+        )
+        fresh.name, fresh.learned, fresh.evaluator = self.name, self.learned, self.evaluator
+        fresh.limits = None if self.limits is None else self.limits[items]
+        return fresh
 
     def _reset_rows(self, rows: np.ndarray) -> None:
         """Forget what is held for these rows (bool [B]), which were other items."""

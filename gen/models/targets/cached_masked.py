@@ -102,7 +102,7 @@ class CacheRows:
         return cls(tokens, tokens.clone(), torch.full((rows,), -1, device=device))
 
     def select(self, rows: Tensor) -> CacheRows:
-        """State of some rows (bool [B])."""
+        """State of some rows, bool [B] or their numbers long [n]."""
         logits = None if self.logits is None else self.logits[:, rows]
         return CacheRows(
             self.tokens[rows], self.refresh_tokens[rows], self.steps_since_refresh[rows], logits
@@ -164,8 +164,8 @@ class CachedMaskedTarget(MaskedTarget):
         self._state = self._state.reset(torch.from_numpy(rows).to(self.device))
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but the given ones (bool [B])."""
-        branch_rows = rows.repeat(self.branches)
+        """See ``Target.keep``."""
+        branch_rows = self.prompts.branch_rows(rows)
         super().keep(rows)
         self.cache.keep(branch_rows)
         self._prompts = self._prompts[branch_rows]

@@ -28,7 +28,8 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.beam.base import DeterministicSampler
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict, decode_causal
+from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict
+from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.hypotheses import first_largest
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
@@ -113,7 +114,7 @@ def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int
 )
 @register("sampler", "momentum_decoding")
 @dataclass(frozen=True)
-class Momentum(DeterministicSampler):
+class Momentum(DeterministicSampler, CausalSampler):
     """Take the most likely token unless it repeats the text.
 
     ``resistance``: probability that a candidate loses per token of the repetition it would make.
@@ -129,6 +130,5 @@ class Momentum(DeterministicSampler):
     def returns_logprobs(self) -> bool:
         return True
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = Resistance(target, self.resistance, self.candidates)
-        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+    def make_drafter(self, target, draft):
+        return Resistance(target, self.resistance, self.candidates)

@@ -27,13 +27,13 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
-from gen.core.sampler import Sampler
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.length_policies.auto import AutoLength
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
@@ -371,7 +371,7 @@ class DraftsWithModel:
 
 
 @dataclass(frozen=True)
-class ModelDrafted(DraftsWithModel, Sampler):
+class ModelDrafted(DraftsWithModel, CausalSampler):
     """The parameters of samplers that may draft with a model, and the drafter they mean.
 
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts

@@ -23,6 +23,7 @@ from gen.core.errors import GenError
 from gen.core.params import integer
 from gen.core.registry import register
 from gen.core.rng import OffsetRNG
+from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import LoopParams
@@ -46,6 +47,9 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
     protocol = "blocks"
     kinds = ("codes",)
     reference = "one position per step in the same order"
+
+    def begin(self, target, rng, *, draft=None, canvas=None, trace=False):
+        return Sampler.begin(self, target, rng)
 
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None

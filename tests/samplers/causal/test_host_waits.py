@@ -427,13 +427,13 @@ def test_a_step_of_a_masked_network_waits_once_in_all(name):
 
 
 def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
-    copy = loop.copy_outcome_to_host
+    copy = loop.copy_to_host
 
-    def asking(draft, verdict, failed):
-        verdict.num_accepted.tolist()
-        return copy(draft, verdict, failed)
+    def asking(num_accepted, *rest):
+        num_accepted.tolist()
+        return copy(num_accepted, *rest)
 
-    monkeypatch.setattr(loop, "copy_outcome_to_host", asking)
+    monkeypatch.setattr(loop, "copy_to_host", asking)
     assert all(waits == ["tolist", "cpu", "numpy"] for waits in causal_rounds("autoregressive"))
 
 

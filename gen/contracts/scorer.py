@@ -1,0 +1,218 @@
+"""The scorer contract: a reward, which says how good an output is.
+
+A scorer is a frozen dataclass whose fields are its parameters, registered under the kind
+``scorer``. In a sampler's parameters it goes by its name, by ``{"name": ..., parameter: value}``,
+or it is any function of (media, prompt) that returns a number. Higher is better.
+
+    @register("scorer", "brightness")
+    @dataclass(frozen=True)
+    class Brightness(Scorer):
+        def score(self, samples):
+            return [float(np.asarray(s.media).mean()) / 255 for s in samples]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from gen.contracts.modality import Modality
+from gen.core.errors import GenError, bad_type, unknown
+from gen.core.registry import registry
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Output that a scorer judges, or the estimate of one.
+
+    Attributes:
+        media: what the tokens decode to.
+        tokens: tokens [T], or latents [T, C].
+        prompt: text of the item's prompt.
+        condition: typed condition of the item.
+        modality: modality of the item.
+        item: number of the item in the call.
+        known: positions that are decided, bool [T]; None where all are. Media of an output with
+            undecided positions hold the model's estimate there, or any allowed token.
+    """
+
+    media: Any
+    tokens: Tensor
+    prompt: str
+    condition: Any
+    modality: Modality
+    item: int
+    known: Tensor | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Tell whether positions are undecided."""
+        return self.known is not None and not bool(self.known.all())
+
+
+class Scorer(ABC):
+    """Reward of outputs.
+
+    Attributes:
+        modalities: names of the modalities whose outputs it judges; empty for all.
+        takes_partial: whether it judges outputs with undecided positions.
+        about: one line that says what it measures, with its range.
+    """
+
+    modalities: ClassVar[tuple[str, ...]] = ()
+    takes_partial: ClassVar[bool] = True
+    about: ClassVar[str] = ""
+
+    @abstractmethod
+    def score(self, samples: Sequence[Sample]) -> Sequence[float]:
+        """Return one finite number per sample; higher is better."""
+
+    def attach(self, models: Any, request: Any) -> Scorer:
+        """Return the scorer with what it needs of a call, such as another model.
+
+        Args:
+            models: the pipeline (``gen.pipeline.prompted.PromptedModels``).
+            request: the request (``gen.pipeline.request.GenerationRequest``).
+        """
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        known = registry.table("scorer").items()
+        return next((n for n, cls in known if cls is type(self)), type(self).__name__)
+
+
+@dataclass(frozen=True)
+class FunctionScorer(Scorer):
+    """Scorer of a function of (media, prompt)."""
+
+    function: Callable[[Any, str], float]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def score(self, samples):
+        return [self.function(sample.media, sample.prompt) for sample in samples]
+
+
+ScorerSpec = str | Mapping[str, Any] | Callable[[Any, str], float] | Scorer
+
+
+def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
+    """Return the scorer of a spec.
+
+    Args:
+        spec: name, ``{"name": ..., parameter: value}``, function or scorer.
+        where: parameter that holds it, for messages.
+
+    Raises:
+        GenError: the name or a parameter is unknown, or a value is bad.
+    """
+    if isinstance(spec, Scorer):
+        return spec
+    if callable(spec):
+        return FunctionScorer(spec)
+    given = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(given, Mapping):
+        expected = "the name of a scorer, {'name': ..., parameter: value} or a function"
+        raise bad_type(where, spec, expected)
+    given = dict(given)
+    name = given.pop("name", None)
+    if name is None:
+        raise GenError(
+            f"{where} has no name; expected one of {', '.join(registry.table('scorer'))}"
+        )
+    cls = registry.get("scorer", name, where)
+    known = [f.name for f in fields(cls)] if is_dataclass(cls) else []
+    for key in given:
+        if key not in known:
+            raise unknown(f"parameter of scorer {name!r}:", key, known, where)
+    try:
+        return cls(**given)
+    except GenError as error:
+        raise GenError(f"{error} ({where})") from None
+
+
+def plain_scorer(spec: ScorerSpec) -> Any:
+    """Return a scorer's spec as plain data; a function or an unregistered one by its name."""
+    if isinstance(spec, (str, Mapping)):
+        return spec
+    scorer = read_scorer(spec)
+    if type(scorer) in registry.table("scorer").values():
+        return {"name": scorer.name, **asdict(scorer)}  # type: ignore[call-overload]
+    return scorer.name
+
+
+class Evaluator(Protocol):
+    """Judgement of the outputs of a call: what a search sees of prompts and media."""
+
+    def scores(
+        self, scorer: Scorer, tokens: Tensor, items: np.ndarray, known: Tensor | None = None
+    ) -> np.ndarray:
+        """Score outputs.
+
+        Args:
+            scorer: the reward.
+            tokens: tokens [n, T] or latents [n, T, C].
+            items: item of each, int64 [n].
+            known: decided positions, bool [n, T]; None where all are.
+
+        Returns:
+            Finite float64 [n].
+
+        Raises:
+            GenError: the scorer raises, or returns anything but one finite number per output.
+        """
+        ...
+
+    def answers(self, tokens: Tensor, items: np.ndarray) -> list[Hashable]:
+        """Return what each output says: equal values where two outputs agree."""
+        ...
+
+
+def checked_scores(scorer: Scorer, samples: Sequence[Sample]) -> np.ndarray:
+    """Score samples and check what the scorer returns: finite float64 [n].
+
+    Raises:
+        GenError: the scorer raises, or returns anything but one finite number per sample.
+    """
+    served = scorer.modalities
+    for sample in samples[:1]:
+        if served and sample.modality.name not in served:
+            raise GenError(
+                f"scorer {scorer.name!r} judges outputs of {', '.join(served)}; got modality"
+                f" {sample.modality.name!r}"
+            )
+    try:
+        found = scorer.score(samples)
+    except GenError:
+        raise
+    except Exception as error:  # a function of the caller's may raise anything
+        raise GenError(
+            f"scorer {scorer.name!r} failed on {samples[0].prompt!r}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    try:
+        scores = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError):
+        scores = np.empty(0)
+    if scores.shape != (len(samples),):
+        shape = getattr(found, "shape", None) or type(found).__name__
+        raise GenError(
+            f"scorer {scorer.name!r} returned {shape} for {len(samples)} outputs; expected one"
+            " number per output"
+        )
+    if not np.isfinite(scores).all():
+        bad = int((~np.isfinite(scores)).argmax())
+        raise GenError(
+            f"scorer {scorer.name!r} returned {scores[bad]} for {samples[bad].prompt!r}; expected a"
+            " finite number"
+        )
+    return scores

@@ -1,0 +1,121 @@
+"""Runs that can be stepped: decoding loops that a search advances, looks into and forks.
+
+A search (``gen.samplers.search``) decodes P particles of every item side by side. Each particle is
+an item of the target of its own, so the loop knows nothing of searches:
+
+    run.advance(block)   every unfinished particle goes on: a masked run by ``block`` forward
+                         passes, a causal run to the next position that is a multiple of ``block``
+    run.peek()           what each particle has so far, and an estimate of the rest
+    run.take(ancestors)  particle i goes on from the state of particle ancestors[i], cache included
+    run.drop(particles)  these particles end where they are
+    run.is_over          no particle has anything left to decode
+    run.output()         tokens, statistics and traces of all particles
+
+What a search decides from a particle depends on nothing that the particle draws later: a causal run
+stops exactly at the block's end, whatever its window. A particle that goes on from another one's
+state gets noise of its own, that of a new branch of its item, so copies diverge and no noise that a
+decision has seen is used again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from gen.core.rng import RNG
+from gen.core.stats import SampleOutput
+from gen.samplers.engine.slots import BatchSlots, SlotChange
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What N particles have so far.
+
+    Attributes:
+        tokens: tokens [N, T], or latents [N, T, C]. At positions that are not known they are an
+            estimate: of a masked model the likeliest tokens, of a causal model none (any number).
+        known: positions that are committed, bool [N, T].
+        is_whole: whether unknown positions hold an estimate.
+    """
+
+    tokens: Tensor
+    known: Tensor
+    is_whole: bool
+
+
+class SteppableRun(ABC):
+    """Run of a decoding loop that a search controls.
+
+    Attributes:
+        slots: the unfinished particles; each is an item of the target.
+        rng: random numbers, a key per particle.
+    """
+
+    slots: BatchSlots
+    rng: RNG
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether no particle has anything left to decode."""
+        return not len(self.slots)
+
+    @abstractmethod
+    def step(self) -> None:
+        """Run one forward pass for all unfinished particles."""
+
+    @abstractmethod
+    def advance(self, block: int) -> None:
+        """Take every unfinished particle further by a block; see the module."""
+
+    @abstractmethod
+    def peek(self) -> Estimate:
+        """Return what every particle has so far."""
+
+    @abstractmethod
+    def follow(self, ancestors: np.ndarray, live: SlotChange) -> None:
+        """Give particles the state of others, where it is kept by item and not by row.
+
+        Args:
+            ancestors: particle whose state each one goes on from, int64 [N].
+            live: change of the rows, which are the unfinished particles after it.
+        """
+
+    @abstractmethod
+    def output(self) -> SampleOutput:
+        """Return tokens, statistics and traces of all particles.
+
+        The costs of a particle are its own, not those of its ancestors.
+        """
+
+    def take(self, ancestors: np.ndarray, rng: RNG) -> None:
+        """Let every particle go on from the state of another one.
+
+        Args:
+            ancestors: particle whose state each one goes on from, int64 [N].
+            rng: random numbers from now on, a key per particle.
+        """
+        row_of = {item: row for row, item in enumerate(self.slots.items.tolist())}
+        living = [i for i, a in enumerate(ancestors.tolist()) if a in row_of]
+        rows = np.asarray([row_of[int(ancestors[i])] for i in living], dtype=np.int64)
+        change = self.slots.continue_as(rows, np.asarray(living, dtype=np.int64))
+        self.rng = rng
+        self.follow(ancestors, change)
+
+    def drop(self, particles: np.ndarray) -> None:
+        """End particles (bool [N]) where they are; their tokens stay as they are."""
+        rows = (~particles[self.slots.items]).nonzero()[0]
+        if len(rows) < len(self.slots):
+            change = self.slots.continue_as(rows, self.slots.items[rows])
+            self.follow(np.arange(len(particles)), change)
+
+
+def by_ancestor(values: Sequence[T], ancestors: np.ndarray) -> list[T]:
+    """Return the value of every particle's ancestor."""
+    return [values[a] for a in ancestors.tolist()]

@@ -1,0 +1,1 @@
+"""Scorers that serve every modality."""
