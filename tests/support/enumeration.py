@@ -127,6 +127,19 @@ class ScriptedRNG:
     ):
         self.rows = [_Row(key, script) for key, script in rows]
         self._roots = {} if roots is None else roots
+        # what the key of a decision has besides its position, purpose and round
+        self.branches: list[tuple[int, ...]] = [()] * len(self.rows)
+
+    def of_branches(self, items, branches) -> ScriptedRNG:
+        """Return an object whose row i makes decisions of scripted row ``items[i]``, with the
+        branch in the key of each; branch 0 has the keys of the row itself."""
+        view = ScriptedRNG([], self._roots)
+        view.rows = [self.rows[item] for item in items]
+        view.branches = [
+            self.branches[item] + ((int(branch),) if branch else ())
+            for item, branch in zip(items, branches, strict=True)
+        ]
+        return view
 
     def categorical(
         self,
@@ -141,18 +154,18 @@ class ScriptedRNG:
         root = self._roots.setdefault(size, Noise.unknown(size)) if round is None else None
         chances = logp[active].double().softmax(-1).tolist()
         decided = []
-        for p, (row, position, number) in zip(
+        for p, (row, branch, position, number) in zip(
             chances, self._active(active, rows, positions, round), strict=True
         ):
             if math.isnan(p[0]):  # behind a draft that cannot stand: token 0, whatever the noise
                 k = 0
             elif round is None:
-                where = (position, purpose)
+                where = (branch, position, purpose)
                 wins, parts = row.noise.get(where, root).split(tuple(p))
                 k = row.decide(wins)
                 row.noise[where] = parts[k]
             else:
-                row.once(position, purpose, number)
+                row.once(branch, position, purpose, number)
                 k = row.decide(p)
             decided.append(k)
         out = logp.argmin(-1)
@@ -170,12 +183,12 @@ class ScriptedRNG:
     ) -> Tensor:
         assert round is not None, "coins are never shared between rounds"
         decided = []
-        for chance, (row, position, number) in zip(
+        for chance, (row, branch, position, number) in zip(
             p[active].double().tolist(),
             self._active(active, rows, positions, round),
             strict=True,
         ):
-            row.once(position, purpose, number)
+            row.once(branch, position, purpose, number)
             decided.append(row.decide((1 - chance, chance)) == 1)
         out = torch.zeros_like(active)
         out[active] = torch.tensor(decided, dtype=torch.bool)
@@ -186,23 +199,28 @@ class ScriptedRNG:
     ) -> Tensor:
         rounds = [None] * len(rows) if round is None else round.tolist()
         table = [
-            [hashed(self.rows[row].key, at, purpose, r) for at in line]
+            [hashed((self.rows[row].key, *self.branches[row]), at, purpose, r) for at in line]
             for row, line, r in zip(rows.tolist(), positions.tolist(), rounds, strict=True)
         ]
         return torch.tensor(table, dtype=torch.float64)
 
     def _active(
         self, active: Tensor, rows: Tensor, positions: Tensor, round: Tensor | None
-    ) -> Iterator[tuple[_Row, int, int | None]]:
-        """Walk over what is to be decided: the row that it concerns, its position, its round."""
+    ) -> Iterator[tuple[_Row, tuple[int, ...], int, int | None]]:
+        """Walk over what is to be decided: the row that it concerns, its branch, its position, its
+        round."""
         at = active.nonzero()[:, 0]
         numbers = [None] * len(at) if round is None else round[at].tolist()
-        concerned = [self.rows[row] for row in rows[at].tolist()]
-        yield from zip(concerned, positions[active].tolist(), numbers, strict=True)
+        each = rows[at].tolist()
+        concerned = [self.rows[row] for row in each]
+        branches = [self.branches[row] for row in each]
+        yield from zip(concerned, branches, positions[active].tolist(), numbers, strict=True)
 
 
-def hashed(key: int, position: int, purpose: str, round: int | None) -> float:
+def hashed(key: int | tuple[int, ...], position: int, purpose: str, round: int | None) -> float:
     """The fixed number in (0, 1) that orders are made of."""
+    if isinstance(key, tuple) and len(key) == 1:
+        key = key[0]
     digest = hashlib.sha256(repr((key, position, purpose, round)).encode()).digest()
     return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
