@@ -102,6 +102,13 @@ class Candidate:
     weight: float | None = None
     label: str = ""
 
+    def with_prefix(self, prefix: Tensor) -> Candidate:
+        """Return the candidate with decided tokens [k] before its own."""
+        known = self.known
+        if known is not None:
+            known = torch.cat([known.new_ones(len(prefix)), known])
+        return replace(self, tokens=torch.cat([prefix.to(self.tokens), self.tokens]), known=known)
+
 
 @dataclass
 class SampleOutput:
@@ -123,10 +130,13 @@ class SampleOutput:
     candidates: list[list[Candidate]] | None = None
 
     def with_prefix(self, prefix: Tensor) -> SampleOutput:
-        """Return the output with tokens [k] before all rows, which have no log-probabilities, and
-        traces behind them."""
+        """Return the output with tokens [k] before all rows and candidates, which have no
+        log-probabilities, and traces behind them."""
         tokens = torch.cat([prefix.expand(len(self.tokens), *prefix.shape), self.tokens], 1)
         traces = self.traces and [[s.shifted(len(prefix)) for s in row] for row in self.traces]
         given: ItemLogprobs = [None] * len(prefix)
         logprobs = self.logprobs and [given + row for row in self.logprobs]
-        return replace(self, tokens=tokens, traces=traces, logprobs=logprobs)
+        candidates = self.candidates and [
+            [c.with_prefix(prefix) for c in row] for row in self.candidates
+        ]
+        return replace(self, tokens=tokens, traces=traces, logprobs=logprobs, candidates=candidates)

@@ -19,6 +19,7 @@ from gen.core.errors import GenError, bad_type
 from gen.core.logprobs import ItemLogprobs, as_dicts
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
+from gen.pipeline.candidates import CandidateOutput
 from gen.pipeline.html import as_html
 
 
@@ -57,6 +58,7 @@ class PipelineOutput:
         logprobs: log-probabilities of each item's tokens up to and including the eos token, if
             asked for; None stands for tokens of a given prefix. The last batch of an interrupted
             call has none.
+        candidates: what a search looked at for each item, level by level; None without a search.
         items: plan of each item.
         modality: name of the modality.
         model: name of the model.
@@ -98,6 +100,7 @@ class PipelineOutput:
     frontend: TokenFrontend | None = None
     interrupted: bool = False
     logprobs: list[ItemLogprobs] | None = None
+    candidates: list[list[CandidateOutput]] | None = None
 
     def __len__(self) -> int:
         return len(self.media)
@@ -123,6 +126,7 @@ class PipelineOutput:
             traces=None if self.traces is None else self.traces[index],
             items=self.items[index],
             logprobs=None if self.logprobs is None else self.logprobs[index],
+            candidates=None if self.candidates is None else self.candidates[index],
         )
 
     @property
@@ -195,7 +199,11 @@ class PipelineOutput:
     def _item_dict(self, i: int) -> dict[str, Any]:
         """Return everything about one item but its media as plain data."""
         item = self.items[i]
-        said = {} if self.logprobs is None else {"logprobs": as_dicts(self.logprobs[i])}
+        said: dict[str, Any] = {}
+        if self.logprobs is not None:
+            said["logprobs"] = as_dicts(self.logprobs[i])
+        if self.candidates is not None:
+            said["candidates"] = [c.to_dict() for c in self.candidates[i]]
         tokens, stats = self.tokens[i].tolist(), self.stats[i].to_dict()
         return {"prompt": item.prompt, "seed": item.seed, "tokens": tokens, "stats": stats, **said}
 
@@ -230,11 +238,13 @@ class PipelineOutput:
         """Return one output of several that differ in their items only."""
         if len(parts) == 1:
             return parts[0]
-        traces, logprobs = None, None
+        traces, logprobs, candidates = None, None, None
         if parts[0].traces is not None:
             traces = [trace for part in parts for trace in part.traces or ()]
         if parts[0].logprobs is not None:
             logprobs = [row for part in parts for row in part.logprobs or ()]
+        if any(part.candidates is not None for part in parts):  # an interrupted one has none
+            candidates = [row for part in parts for row in part.candidates or [[] for _ in part]]
         return replace(
             parts[0],
             media=[media for part in parts for media in part.media],
@@ -244,6 +254,7 @@ class PipelineOutput:
             items=[item for part in parts for item in part.items],
             interrupted=any(part.interrupted for part in parts),
             logprobs=logprobs,
+            candidates=candidates,
         )
 
     def save(self, folder: str | Path) -> Path:

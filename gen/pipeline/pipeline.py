@@ -51,6 +51,7 @@ from gen.pipeline.arguments import (
     read_seed,
     require_items,
 )
+from gen.pipeline.candidates import decoded_on_demand
 from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
 from gen.pipeline.evaluator import RunEvaluator
 from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
@@ -512,6 +513,7 @@ class Pipeline(PromptedModels):
             served=self.modality,
             frontend=frontend,
             logprobs=with_texts(out.logprobs, frontend),
+            candidates=decoded_on_demand(out.candidates, prepared.target.evaluator),
         )
 
     def decode(self, tokens: Tensor, space: TokenSpace, frontend: TokenFrontend) -> Any:
