@@ -37,6 +37,7 @@ PART_KINDS = (  # parts that samplers are made of
     "stop",
     "block_schedule",
     "cache_policy",
+    "aggregation",
 )
 SAMPLER_KINDS = ("sampler", "preset", *PART_KINDS)
 # kind -> modules and packages that hold it. A package that is the home of another kind is skipped

@@ -9,7 +9,8 @@ References: Stiennon et al., "Learning to summarize from human feedback" (arXiv 
 rater of images, the inference-time scaling of Lumina-mGPT 2.0 (arXiv 2507.17801).
 Guarantee: that of ``base``, relative to the best of n of the base's reference: the law above is
 exact where the base is.
-Parameters: ``n``, ``aggregation`` (``best``; ``majority``, ``weighted``: see ``aggregations``).
+Parameters: ``n``, ``aggregation`` (``best``; ``majority``, ``weighted`` and ``tournament`` stand
+in ``gen.samplers.search.aggregations``, with their rules and references).
 With a ``budget``, candidates are drawn one after the other until the item has spent it.
 Presets: ``lumina_scaling``.
 Limit: n = 1 is ``base``.
@@ -18,6 +19,7 @@ Limit: n = 1 is ``base``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,21 +27,37 @@ import torch
 from gen.core.params import integer
 from gen.core.registry import register
 from gen.core.stats import Candidate
+from gen.samplers.search.aggregations.base import (
+    Aggregation,
+    Ballot,
+    read_aggregation,
+)
+from gen.samplers.search.aggregations.best import Best
 from gen.samplers.search.base import Particles, Search, SearchSampler, reporting
 
 
 @register("sampler", "best_of")
 @dataclass(frozen=True)
 class BestOf(SearchSampler):
-    """Draw ``n`` samples of ``base`` and return the one with the highest ``scorer``."""
+    """Draw ``n`` samples of ``base`` and return the one with the highest ``scorer``.
+
+    ``n``: samples. ``aggregation``: rule that makes one answer of them, by name or with its
+    parameters.
+    """
 
     n: int = integer(4, least=1)
+    aggregation: Any = "best"
 
     papers = ("2009.01325",)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_aggregation(self.aggregation)
+
     @property
     def guarantee(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.guarantee
+        is_best = isinstance(read_aggregation(self.aggregation), Best)
+        return self.inner.guarantee if is_best or self.n == 1 else "approximate"
 
     @property
     def reference(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -67,21 +85,47 @@ class BestOf(SearchSampler):
             rounds.append(items[search.has_budget()[items]])
             if not len(rounds[-1]):
                 break
-        return collect(search, outs, trace)
+        return collect(search, outs, trace, read_aggregation(self.aggregation))
 
 
-def collect(search: Search, outs: list, trace: bool):
-    """Score the outputs of all rounds and return the best of each item."""
+def collect(
+    search: Search,
+    outs: list,
+    trace: bool,
+    aggregation: Aggregation,
+    weights: np.ndarray | None = None,
+):
+    """Score the outputs of all rounds and return the chosen one of each item.
+
+    Args:
+        search: what the call shares.
+        outs: item of each output, int64 [n], and the outputs; of every round.
+        trace: whether the outputs have traces.
+        aggregation: rule that chooses.
+        weights: samples that each output stands for, float64 [n]; None: one each.
+    """
     owners = np.concatenate([o for o, _ in outs])
     tokens = torch.cat([out.tokens for _, out in outs])
     scores = search.scores(tokens, owners)
+    answers = search.evaluator.answers(tokens, owners) if aggregation.reads_answers else []
+    weights = np.ones(len(owners)) if weights is None else weights
     chosen, candidates = [], []
     for item in range(search.target.items):
         mine = (owners == item).nonzero()[0]
-        best = int(mine[scores[mine].argmax()])
+        said = [answers[i] for i in mine.tolist()] if answers else []
+        ballot = Ballot(scores[mine], said, weights[mine])
+        best, shares = int(mine[aggregation.choose(ballot)]), aggregation.shares(ballot)
         chosen.append(best)
         candidates.append(
-            [Candidate(tokens[i], float(scores[i]), chosen=i == best) for i in mine.tolist()]
+            [
+                Candidate(
+                    tokens[i].cpu(),
+                    float(scores[i]),
+                    chosen=i == best,
+                    weight=None if shares is None else float(shares[k]),
+                )
+                for k, i in enumerate(mine.tolist())
+            ]
         )
     traces = None
     if trace:

@@ -1,0 +1,1 @@
+"""Rules that make one answer of several."""
