@@ -2,7 +2,8 @@
 
 A scorer is a frozen dataclass whose fields are its parameters, registered under the kind
 ``scorer``. In a sampler's parameters it goes by its name, by ``{"name": ..., parameter: value}``,
-or it is any function of (media, prompt) that returns a number. Higher is better.
+or it is any function of (media, prompt) that returns a number, also by its import path
+(``module:name`` or ``file.py:name``). Higher is better.
 
     @register("scorer", "brightness")
     @dataclass(frozen=True)
@@ -16,13 +17,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Protocol
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_type, unknown
+from gen.core.import_paths import is_import_path, load_object
 from gen.core.registry import registry
 
 
@@ -68,6 +72,11 @@ class Scorer(ABC):
     takes_partial: ClassVar[bool] = True
     about: ClassVar[str] = ""
 
+    def __post_init__(self) -> None:
+        for f in fields(self) if is_dataclass(self) else ():
+            if "check" in f.metadata:
+                f.metadata["check"](f"{self.name}.{f.name}", getattr(self, f.name))
+
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> Sequence[float]:
         """Return one finite number per sample; higher is better."""
@@ -88,15 +97,33 @@ class Scorer(ABC):
         return next((n for n, cls in known if cls is type(self)), type(self).__name__)
 
 
+@runtime_checkable
+class GradesPartial(Protocol):
+    """Modality that can tell how good the beginning of an output is."""
+
+    def grade_partial(self, media: Any, prompt: str) -> float:
+        """Return how much of an unfinished output may belong to a right one, 0 to 1.
+
+        1 where some right output begins so; the rest of the output need not exist.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class FunctionScorer(Scorer):
-    """Scorer of a function of (media, prompt)."""
+    """Scorer of a function of (media, prompt).
+
+    Attributes:
+        function: the function.
+        path: import path that it came from; empty where it came itself.
+    """
 
     function: Callable[[Any, str], float]
+    path: str = ""
 
     @property
     def name(self) -> str:
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
+        return self.path or getattr(self.function, "__qualname__", type(self.function).__name__)
 
     def score(self, samples):
         return [self.function(sample.media, sample.prompt) for sample in samples]
@@ -109,14 +136,19 @@ def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
     """Return the scorer of a spec.
 
     Args:
-        spec: name, ``{"name": ..., parameter: value}``, function or scorer.
+        spec: name, import path, ``{"name": ..., parameter: value}``, function or scorer.
         where: parameter that holds it, for messages.
 
     Raises:
-        GenError: the name or a parameter is unknown, or a value is bad.
+        GenError: the name or a parameter is unknown, a value is bad, or nothing that scores can be
+            imported from the path.
     """
+    if isinstance(spec, str) and is_import_path(spec):
+        return _imported(spec, where)
     if isinstance(spec, Scorer):
         return spec
+    if isinstance(spec, type) and issubclass(spec, Scorer):
+        raise GenError(f"{where} is the class {spec.__name__}; expected a scorer of it, with ()")
     if callable(spec):
         return FunctionScorer(spec)
     given = {"name": spec} if isinstance(spec, str) else spec
@@ -138,6 +170,25 @@ def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
         return cls(**given)
     except GenError as error:
         raise GenError(f"{error} ({where})") from None
+
+
+def _imported(path: str, where: str) -> Scorer:
+    """Return the scorer, or that of the function, of an import path."""
+    file = Path(path.rpartition(":")[0]).expanduser()
+    found = _object(path, where, file.stat().st_mtime_ns if file.is_file() else 0)
+    if isinstance(found, Scorer):
+        return found
+    if not callable(found):
+        raise GenError(
+            f"{where} is {path!r}, a {type(found).__name__}; expected a function of (media, prompt)"
+        )
+    return FunctionScorer(found, path)
+
+
+@cache
+def _object(path: str, where: str, written: int) -> Any:
+    """Import an object once for every state of its file, since a reward may load a model."""
+    return load_object(path, where)
 
 
 def plain_scorer(spec: ScorerSpec) -> Any:
@@ -190,6 +241,12 @@ def checked_scores(scorer: Scorer, samples: Sequence[Sample]) -> np.ndarray:
                 f"scorer {scorer.name!r} judges outputs of {', '.join(served)}; got modality"
                 f" {sample.modality.name!r}"
             )
+    partial = next((s for s in samples if s.is_partial), None)
+    if partial is not None and not scorer.takes_partial:
+        raise GenError(
+            f"scorer {scorer.name!r} judges finished outputs alone, and a search asks it about one"
+            " with undecided positions; expected another one in sampler.value"
+        )
     try:
         found = scorer.score(samples)
     except GenError:

@@ -10,12 +10,8 @@ A module is called with a batch and returns features [B, D], or [B, N, D] for N 
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.core.import_paths import is_import_path, load_object
 from gen.eval.metric import Item
 from gen.models.load.libraries import LOADING, transformers
 
@@ -45,50 +42,6 @@ class Features:
 
     def __call__(self, samples: list[Tensor]) -> Tensor:
         return self.function(samples)
-
-
-def load_object(text: str, where: str) -> Any:
-    """Import ``module:name`` or ``file.py:name``.
-
-    Args:
-        text: import path.
-        where: parameter that gave it, for the message.
-
-    Raises:
-        GenError: nothing of that name can be imported.
-    """
-    source, _, name = text.rpartition(":")
-    try:
-        if source.endswith(".py"):
-            module = _module_of_file(Path(source).expanduser())
-        else:
-            module = import_module(source)
-        found: Any = module
-        for part in name.split("."):
-            found = getattr(found, part)
-    # a module may raise anything
-    except Exception as error:
-        raise GenError(
-            f"{where} is {text!r}, which cannot be imported: {type(error).__name__}: {error}"
-        ) from None
-    return found() if inspect.isclass(found) else found
-
-
-def _module_of_file(path: Path) -> Any:
-    spec = spec_from_file_location(f"gen_eval_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles of the file look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-def is_import_path(text: str) -> bool:
-    """Return True for ``module:name`` and ``file.py:name``."""
-    source, colon, name = text.rpartition(":")
-    is_name = all(part.isidentifier() for part in name.split("."))
-    return bool(colon and source) and is_name and not Path(text).exists()
 
 
 def load_features(text: str, device: torch.device, where: str) -> Features:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.files import sha256
-from gen.eval.features import is_import_path
+from gen.core.import_paths import is_import_path
 from gen.eval.metric import Metric
 
 EDGE = 2000  # files of a folder that are looked at

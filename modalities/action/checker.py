@@ -30,6 +30,7 @@ from gen.modalities.action.world import (
 )
 
 TOLERANCE = 0.05  # tolerance for a codec's overshoot of [-1, 1]; the world clips it
+MISSED = 0.9  # most that a chunk gets that does not pass
 
 
 def check(actions: object, state: np.ndarray, task: Task | str) -> Verdict:
@@ -75,6 +76,36 @@ def check_many(
         for i, error, hits in zip(good, errors.tolist(), done.collided, strict=True):
             out[i] = _verdict(parsed[i], error, hits)
     return out
+
+
+def goal_error(actions: object, state: np.ndarray) -> float:
+    """Return the distance in metres from the goal at the end of a chunk's rollout from a state [7].
+
+    Infinite for an invalid chunk.
+    """
+    if _fault(actions):
+        return float("inf")
+    return float(end_errors(rollout(np.asarray(actions, np.float64), state).states))
+
+
+def grade(actions: object, state: np.ndarray, task: Task | str) -> float:
+    """Return how much of the way to the goal a chunk (floats [16, 2]) goes from a state [7].
+
+    One minus the distance that is left outside of the goal, as a share of that at the start, and at
+    most ``MISSED`` where the chunk does not pass. A gripper that ran into the wall has half of it.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    if check(actions, state, task).passed:
+        return 1.0
+    error = goal_error(actions, state)
+    if error == float("inf"):
+        return 0.0
+    start = float(end_errors(np.asarray(state)[None]))
+    left = max(0.0, error - SUCCESS_RADIUS) / max(start - SUCCESS_RADIUS, SUCCESS_RADIUS)
+    hits = rollout(np.asarray(actions, np.float64), state).collided.any()
+    return MISSED * max(0.0, 1 - left) * (0.5 if hits else 1.0)
 
 
 def end_errors(states: np.ndarray) -> np.ndarray:

@@ -210,3 +210,7 @@ class ActionModality(GridModality):
 
     def check(self, media: ActionChunk, prompt: str) -> Verdict:
         return tabletop_check.check(media.action, media.situation.state, self.condition(prompt))
+
+    def grade(self, media: ActionChunk, prompt: str) -> float:
+        """Return how much of the way to the goal a chunk goes."""
+        return tabletop_check.grade(media.action, media.situation.state, self.condition(prompt))

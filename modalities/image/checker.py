@@ -88,6 +88,32 @@ def check_many(
     ]
 
 
+def grade(image: object, caption: Caption | str) -> float:
+    """Return the share of a caption that an image (uint8 [64, 64, 3] or a PIL image) shows.
+
+    Every shape counts as one thing to show, and so does every attribute that the caption states. A
+    further shape, or an image that is invalid, counts as one thing that is not shown.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    parsed = shapes.parse(caption) if isinstance(caption, str) else caption
+    regions, stray = _read([image])[0]
+    asked = [[v for v in vars(item).values() if v is not None] for item in parsed.items]
+    padded: list[Region | None] = [*regions, *[None] * (len(asked) - len(regions))]
+    found = max(
+        sum(
+            1 + sum(v in vars(region.item).values() for v in values)
+            for values, region in zip(asked, order, strict=True)
+            if region is not None
+        )
+        for order in permutations(padded, len(asked))
+    )
+    things = sum(1 + len(values) for values in asked)
+    amiss = max(0, len(regions) - len(asked)) + (not _judge(regions, stray, parsed).valid)
+    return found / (things + amiss)
+
+
 def detect(image: object) -> list[Region]:
     """Coloured regions of an image in palette order, whether or not they are clean shapes (see
     ``iou``).
@@ -154,6 +180,14 @@ def _pixels(image: object) -> np.ndarray:
     if a.shape != (n, n, 3) or a.dtype != np.uint8:
         raise ValueError(f"the image is {a.dtype} {list(a.shape)}; expected uint8 [{n}, {n}, 3]")
     return a.astype(np.float32)
+
+
+def share_of_colour(image: object, colour: str) -> float:
+    """Return the share of an image's pixels, of any size, that are nearest to a colour and near."""
+    p = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+    distance = [_shade_distance(p.astype(np.float32), c) for c in shapes.PALETTE.values()]
+    nearest = np.argmin(distance, 0) == list(shapes.PALETTE).index(colour)
+    return float((nearest & (np.min(distance, 0) < CORE_DISTANCE)).mean())
 
 
 def _shade_distance(p: np.ndarray, colour: Sequence[float]) -> np.ndarray:

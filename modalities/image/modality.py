@@ -154,6 +154,12 @@ class ImageModality(Modality):
             )
         return shapes_check.check(np.asarray(media), self.condition(prompt))
 
+    def grade(self, media: Image.Image, prompt: str) -> float:
+        """Return the share of the caption's shapes and attributes that an image shows."""
+        if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):
+            return 0.0
+        return shapes_check.grade(np.asarray(media), self.condition(prompt))
+
     def edit(self, source, where, frontend, space):
         """Prepare inpainting. ``where`` is a mask image: its white parts (above half) are
         regenerated. A cell (4x4 pixels of codes, 8x8 of latents) is regenerated if any of its

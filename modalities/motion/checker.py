@@ -143,6 +143,26 @@ def check_many(motions: Sequence[object], captions: Sequence[Caption | str]) -> 
     return [check(motion, caption) for motion, caption in zip(motions, captions, strict=True)]
 
 
+def grade(motion: object, caption: Caption | str) -> float:
+    """Return the share of a caption's attributes that a clip shows: action, direction, speed ...
+
+    A clip that shows no action, or several, has 0.
+
+    Args:
+        motion: joint positions in metres, float [T, 22, 3], or a ``Motion``.
+        caption: the caption.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    parsed = moves.parse(caption) if isinstance(caption, str) else caption
+    movement = describe(motion)
+    if movement.fault:
+        return 0.0
+    stated = [getattr(movement, k) == v for k, v in vars(parsed).items() if v is not None]
+    return sum(stated) / len(stated)
+
+
 def describe(motion: object) -> Movement:
     """Recognise the action in a clip (joint positions in metres, float [T, 22, 3], or a
     ``Motion``).

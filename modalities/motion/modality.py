@@ -169,6 +169,13 @@ class MotionModality(GridModality):
             return Verdict(not movement.fault, not movement.fault, movement.fault or "moves")
         return moves_check.check(media, condition)
 
+    def grade(self, media: Motion, prompt: str) -> float:
+        """Return the share of the caption's attributes that a clip shows."""
+        condition = self.condition(prompt)
+        if isinstance(condition, Anything):
+            return float(not moves_check.describe(media).fault)
+        return moves_check.grade(media, condition)
+
 
 def spans(text: str, poses: int) -> np.ndarray:
     """Mask of the poses and parts of the body in a span: bool [parts, poses].

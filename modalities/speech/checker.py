@@ -119,6 +119,34 @@ def judge(heard: Transcript, utterance: Utterance) -> Verdict:
     )
 
 
+def grade(wave: object, utterance: Utterance | str) -> float:
+    """Return the share of an utterance that a clip (float [n] at 16 kHz) says.
+
+    The share of right words is one minus their edit distance, in words of the longer side. It is
+    multiplied by the share of voice, speed and speech that are as they should be, of those stated.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    parsed = spoken.parse(utterance) if isinstance(utterance, str) else utterance
+    heard = hear(wave)
+    longest = max(len(heard.words), len(parsed.words))
+    right = 1 - _edits(heard.words, parsed.words) / longest
+    stated = [(parsed.voice, heard.voice), (parsed.speed, heard.speed)]
+    matches = [heard.valid, *(want == got for want, got in stated if want is not None)]
+    return right * sum(matches) / len(matches)
+
+
+def _edits(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the words to insert, remove or replace between two sequences."""
+    row = list(range(len(other) + 1))
+    for i, word in enumerate(one, 1):
+        before, row = row, [i]
+        for j, there in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (word != there)))
+    return row[-1]
+
+
 def hear(wave: object) -> Transcript:
     """Transcribe a clip.
 

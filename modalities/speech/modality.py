@@ -90,3 +90,7 @@ class SpeechModality(GridModality):
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
         return spoken_check.check(media, self.condition(prompt))
+
+    def grade(self, media: np.ndarray, prompt: str) -> float:
+        """Return the share of right words, times that of voice and speed."""
+        return spoken_check.grade(media, self.condition(prompt))

@@ -175,6 +175,14 @@ class TextModality(GridModality):
     def check(self, media: str, prompt: str) -> Verdict:
         return text_tasks.check(self.condition(prompt), media)
 
+    def grade(self, media: str, prompt: str) -> float:
+        """Return the share of a text that is right: its longest right beginning."""
+        return text_tasks.grade(self.condition(prompt), media)
+
+    def grade_partial(self, media: str, prompt: str) -> float:
+        """Return the share of an unfinished text that some right answer begins with."""
+        return text_tasks.grade_partial(self.condition(prompt), media)
+
 
 def span(text: str, words: int, positions: int) -> tuple[int, int]:
     """First word of a span and the word after its last.

@@ -315,6 +315,48 @@ def check(task: Task, text: str) -> Verdict:
     )
 
 
+def right_words(task: Task, words: Sequence[str]) -> int:
+    """Count the words at the beginning of a text that some right answer begins with."""
+    if task.op != "shuffle":
+        return max(_common(answer, words) for answer in answers(task))
+    items, seen = task.items, []
+    for word in words[: len(items)]:
+        if word not in items or word in seen:
+            break
+        seen.append(word)
+    # the last number of an order follows from those before, and the given order is no answer
+    same = _common(items, seen)
+    return min(len(seen), len(items) - 2) if same >= len(items) - 1 else len(seen)
+
+
+def answer_length(task: Task) -> int:
+    """Count the words of a right answer; all right answers of a task have as many."""
+    return len(task.items) if task.op == "shuffle" else len(answers(task)[0])
+
+
+def grade(task: Task, text: str) -> float:
+    """Return the share of a text that is right: its longest beginning that some right answer begins
+    with, over the words of the longer of the two.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    words = split(text)
+    return right_words(task, words) / max(len(words), answer_length(task))
+
+
+def grade_partial(task: Task, text: str) -> float:
+    """Return the share of an unfinished text that some right answer begins with; 1 for no text."""
+    words = split(text)
+    return right_words(task, words) / len(words) if words else 1.0
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the words that two sequences begin with together."""
+    pairs = zip(one, other, strict=False)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
 def _valid(op: str, words: tuple[str, ...]) -> bool:
     if op == "add":
         return re.fullmatch(r"\d+( \+ \d+)*( = \d+( \+ \d+)*)*", " ".join(words)) is not None

@@ -98,6 +98,27 @@ def check(clip: object, caption: Caption | str) -> Verdict:
     return Verdict(False, True, f"saw {moving_shape.caption}; expected {parsed}")
 
 
+def grade(clip: object, caption: Caption | str) -> float:
+    """Return the share of a caption that a clip (uint8 [16, 32, 32, 3]) shows.
+
+    The shape counts as one thing to show, and so does every attribute that the caption states. An
+    invalid clip has one thing more that it does not show; one without a shape has 0.
+
+    Returns:
+        0 to 1; 1 where ``check`` passes and nowhere else.
+    """
+    parsed = moving.parse(caption) if isinstance(caption, str) else caption
+    frames = _pixels(clip)
+    if frames.shape != (FRAMES, moving.SIZE, moving.SIZE, 3) or frames.dtype != np.uint8:
+        return 0.0
+    found = track(frames)
+    if found is None:
+        return 0.0
+    said, seen = vars(parsed).values(), vars(found.caption).values()
+    matches = [want == got for want, got in zip(said, seen, strict=True) if want is not None]
+    return (1 + sum(matches)) / (1 + len(matches) + bool(_fault(found)))
+
+
 def check_many(
     clips: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
 ) -> list[Verdict]:

@@ -91,3 +91,7 @@ class VideoModality(GridModality):
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
         return moving_check.check(media, self.condition(prompt))
+
+    def grade(self, media: np.ndarray, prompt: str) -> float:
+        """Return the share of the caption's attributes that a clip shows."""
+        return moving_check.grade(media, self.condition(prompt))

@@ -12,6 +12,7 @@ LISTINGS = {
     "shapes": "gen.cli.listings.methods:shapes",
     "verifiers": "gen.cli.listings.methods:verifiers",
     "parts": "gen.cli.listings.methods:parts",
+    "scorers": "gen.cli.listings.methods:scorers",
     "constraints": "gen.cli.listings.registered:constraints",
     "layouts": "gen.cli.listings.registered:layouts",
     "tokenizers": "gen.cli.listings.registered:tokenizers",

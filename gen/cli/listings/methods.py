@@ -121,6 +121,19 @@ def parts() -> list[dict[str, Any]]:
     return table
 
 
+def scorers() -> list[dict[str, Any]]:
+    """List scorers, the rewards of searches, with the modalities whose outputs they judge."""
+    return [
+        {
+            "name": name,
+            "modalities": list(cls.modalities) or ["all"],
+            "params": {f.name: default_of(f) for f in dataclasses.fields(cls)},
+            "about": cls.about or first_line(cls),
+        }
+        for name, cls in registry.table("scorer").items()
+    ]
+
+
 def _guarantee(name: str) -> str:
     """Guarantee with the default parameters."""
     return resolve_sampler(name, None)[0].guarantee

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from gen.core.errors import GenError
+from gen.core.import_paths import is_import_path, load_object
 from gen.core.params import choice, text
 from gen.core.registry import register
-from gen.eval.features import is_import_path, load_object
 from gen.eval.metric import Item, Metric, Scores, State
 from gen.eval.readers import read_wave, text_of
 from gen.models.load.libraries import LOADING, transformers
