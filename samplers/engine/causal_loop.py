@@ -255,7 +255,8 @@ class CausalRun(SteppableRun):
         callback: called after every step.
 
     Attributes:
-        bound: position before which rows wait for others (``advance``).
+        bound: position before which rows wait for others (``advance``), or that of each item, int64
+            [N] (``gen.samplers.engine.resume``).
         tokens: tokens of all items, [N, T(, C)].
         slots: items of the rows.
         start: committed tokens of each row, int64 [b].
@@ -278,7 +279,7 @@ class CausalRun(SteppableRun):
         self.began, self.callback = time.perf_counter(), callback
         self.target, self.rng, self.drafter = target, rng, drafter
         self.total, self.eos_token_id = target.length, target.space.eos_token_id
-        self.bound = self.total
+        self.bound: int | np.ndarray = self.total
         self.ends = RowEnds(target)
         self.device, self.on_host = target.device, target.device.type == "cpu"
         self.tokens = target.blank()
@@ -296,7 +297,7 @@ class CausalRun(SteppableRun):
         self.logprobs = None if count is None else LogprobRecorder(len(self.tokens), count)
         # constants of the last step, which hold as long as it has the same shape [b, W]
         self.shape, self.is_full = (0, 0), True
-        self.column = self.row = self.full_widths = np.zeros(0, dtype=np.int64)
+        self.column = self.row = self.full_widths = self.room = np.zeros(0, dtype=np.int64)
         self.all_valid = torch.zeros(0, dtype=torch.bool)
 
     def step(self) -> None:
@@ -340,8 +341,7 @@ class CausalRun(SteppableRun):
     def follow(self, ancestors: np.ndarray, live: SlotChange) -> None:
         self.tokens.copy_(self.tokens[self.here(ancestors)])
         self.start, self.last = live.follow(self.start), live.follow(self.last)
-        # no earlier round may come again: its noise has been used
-        self.round = np.full(len(self.start), self.round.max(initial=0))
+        self.round = live.follow(self.round)
         states = self.ends.states
         self.ends.states = {i: states[a] for i, a in enumerate(ancestors.tolist()) if a in states}
         if self.recorder.traces is not None:
@@ -363,20 +363,21 @@ class CausalRun(SteppableRun):
         A column that does not exist repeats the row's first one, token and position, which changes
         nothing.
         """
-        starts = self.start.tolist()  # its least and most take less time than an array's
-        width = min(self.drafter.window, self.bound - min(starts))
-        if self.shape != (len(starts), width):
-            self.shape = len(starts), width
-            self.column, self.row = np.arange(width)[None], np.arange(len(starts))
-            self.full_widths = np.full(len(starts), width)
+        self.room = self._bounds() - self.start
+        rooms = self.room.tolist()  # its least and most take less time than an array's
+        width = min(self.drafter.window, max(rooms))
+        if self.shape != (len(rooms), width):
+            self.shape = len(rooms), width
+            self.column, self.row = np.arange(width)[None], np.arange(len(rooms))
+            self.full_widths = np.full(len(rooms), width)
             self.all_valid = self.here(np.ones(self.shape, dtype=bool))
         positions = self.start[:, None] + self.column
         widths, valid = self.full_widths, self.all_valid
-        self.is_full = max(starts) + width <= self.bound
+        self.is_full = min(rooms) >= width
         if not self.is_full:
-            exists = positions < self.bound
+            exists = self.column < self.room[:, None]
             positions = np.where(exists, positions, self.start[:, None])
-            valid, widths = self.here(exists), np.minimum(self.bound - self.start, width)
+            valid, widths = self.here(exists), np.minimum(self.room, width)
         here, slots = self.here, self.slots
         return CausalStep(
             self.rng,
@@ -397,15 +398,20 @@ class CausalRun(SteppableRun):
         """
         if draft.parents is None:
             return step
-        positions = tree_positions(step.start, draft.parents)
-        draft.exists = draft.exists & (positions[:, 1:] < self.bound)
-        valid = torch.cat([positions[:, :1] < self.bound, draft.exists], 1)
+        positions, bound = tree_positions(step.start, draft.parents), self._bounds()
+        bound = bound if isinstance(bound, int) else self.here(bound)[:, None]
+        draft.exists = draft.exists & (positions[:, 1:] < bound)
+        valid = torch.cat([positions[:, :1] < bound, draft.exists], 1)
         positions = torch.where(valid, positions, positions[:, :1])
         self.shape, self.is_full = (len(valid), valid.shape[1]), False
         self.column, self.row = np.arange(valid.shape[1])[None], np.arange(len(valid))
         self.full_widths = np.full(self.shape[0], self.shape[1])
         self.all_valid = self.here(np.ones(self.shape, dtype=bool))
-        return replace(step, positions=positions, valid=valid, widths=self.bound - self.start)
+        return replace(step, positions=positions, valid=valid, widths=self.room)
+
+    def _bounds(self) -> int | np.ndarray:
+        """Return the position before which all rows stop, or each of them, int64 [b]."""
+        return self.bound if isinstance(self.bound, int) else self.bound[self.slots.items]
 
     def commit_path(self, verdict: Verdict) -> None:
         """Move the keys and values of the accepted branch of a tree to their positions."""
@@ -510,7 +516,7 @@ class CausalRun(SteppableRun):
 
     def unless_waiting(self, committed: np.ndarray, last: Tensor) -> Tensor:
         """Return the last tokens [b, 1(, C)], of rows that wait the ones before."""
-        if self.bound == self.total or committed.all():
+        if committed.all():
             return last
         waiting = self.here(committed == 0).view(-1, *[1] * (last.ndim - 1))
         return torch.where(waiting, self.last, last)
@@ -532,7 +538,7 @@ class CausalRun(SteppableRun):
         computed = output.num_computed_tokens - padding
         counts = (computed, output.num_computed_positions, committed, accepted)
         ran = output.ran_network
-        if self.bound < self.total:  # rows that wait are computed for nothing
+        if not committed.all():  # rows that wait are computed for nothing
             goes_on = committed > 0
             ran = goes_on if ran is None else goes_on & ran.cpu().numpy()
         recorder.add(items, *counts, outcome.num_drafted, ran)

@@ -99,7 +99,8 @@ class SteppableRun(ABC):
 
         Args:
             ancestors: particle whose state each one goes on from, int64 [N].
-            rng: random numbers from now on, a key per particle.
+            rng: random numbers from now on, a key per particle; that of a particle that goes on
+                from another one is new, since it may come to the same rounds again.
         """
         row_of = {item: row for row, item in enumerate(self.slots.items.tolist())}
         living = [i for i, a in enumerate(ancestors.tolist()) if a in row_of]

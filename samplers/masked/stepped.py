@@ -75,7 +75,7 @@ class SteppedMasked(SteppableRun):
     def peek(self) -> Estimate:
         batch, space = self.run.batch, self.run.batch.target.space
         tokens = batch.canvas.clone()
-        known = ~space.is_masked(tokens)
+        known = self.run.known.clone()
         if not self.is_over:
             step, rows = self._predicted(), batch.rows
             rest = self._latents(step) if space.channels else step.logprobs.argmax(-1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Level:
     @property
     def is_last(self) -> np.ndarray:
         """Items whose particles are all finished, bool [n]."""
-        return self.done.all(1)
+        return np.asarray(self.done.all(1))
 
 
 class Rule(ABC):
@@ -77,8 +77,15 @@ class Rule(ABC):
         """
 
     def weights(self, item: int) -> np.ndarray | None:
-        """Return the weights of an item's particles, float64 [P], where the rule has some."""
+        """Return the weights of an item's particles at its last decision, float64 [P], or None.
+
+        They are those before particles went on from others.
+        """
         return None
+
+    def label(self, item: int) -> str:
+        """Return words about an item's output, after ``finish``."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,8 @@ class Steered:
         )
         self.value: Scorer = read_scorer(sampler.value or sampler.scorer, "sampler.value")
         self.scores = np.zeros((len(items), self.count))
+        # finished particles whose score is their reward, bool [n, P]
+        self.rewarded = np.zeros((len(items), self.count), dtype=bool)
         self.candidates: list[list[Candidate]] = [[] for _ in items]
         # number of each particle's candidate of the level before, int64 [n, P]
         self.before: np.ndarray | None = None
@@ -177,7 +186,9 @@ class Steered:
         while goes_on.any():
             self.run.advance(self.sampler.block)
             estimate = self.run.peek()
-            done = estimate.known.all(1).cpu().numpy().reshape(self.scores.shape)
+            done = np.ones(self.scores.size, dtype=bool)
+            done[self.run.slots.items] = False
+            done = done.reshape(self.scores.shape)
             self.score(estimate, goes_on, done)
             level = Level(number, self.items[goes_on], self.scores[goes_on], done[goes_on])
             index = np.tile(np.arange(self.count), (len(self.items), 1))
@@ -194,12 +205,12 @@ class Steered:
 
     def score(self, estimate: Estimate, goes_on: np.ndarray, done: np.ndarray) -> None:
         """Score the particles of items that go on: a finished one by the reward."""
-        wanted = np.repeat(goes_on, self.count)
+        goes_on = goes_on[:, None]
         for scorer, some in (
-            (self.value, wanted & ~done.reshape(-1)),
-            (self.search.scorer, wanted & done.reshape(-1)),
+            (self.value, goes_on & ~done),
+            (self.search.scorer, goes_on & done & ~self.rewarded),
         ):
-            which = some.nonzero()[0]
+            which = some.reshape(-1).nonzero()[0]
             if len(which):
                 rows = torch.from_numpy(which).to(estimate.tokens.device)
                 self.scores.reshape(-1)[which] = self.search.scores(
@@ -208,6 +219,7 @@ class Steered:
                     estimate.known[rows],
                     scorer,
                 )
+        self.rewarded |= goes_on & done
 
     def take(self, index: np.ndarray) -> None:
         """Let particles go on from others; a copy gets noise of its own."""
@@ -221,15 +233,18 @@ class Steered:
         first = np.arange(len(self.items))[:, None] * self.count
         self.run.take((first + index).reshape(-1), self.particles.rng)
         self.scores = np.take_along_axis(self.scores, index, 1)
+        self.rewarded = np.take_along_axis(self.rewarded, index, 1)
         if self.before is not None:
             self.before = np.take_along_axis(self.before, index, 1)
 
     def note(self, estimate: Estimate, goes_on: np.ndarray, number: int) -> None:
         """Note the particles of a level as candidates."""
         before = self.before
-        self.before = np.tile(np.arange(self.count), (len(self.items), 1))
+        every = np.tile(np.arange(self.count), (len(self.items), 1))
+        self.before = every if before is None else np.where(goes_on[:, None], every, before)
         tokens, known = estimate.tokens.cpu(), estimate.known.cpu()
         for item in goes_on.nonzero()[0].tolist():
+            weights = self.rule.weights(int(self.items[item]))
             for j in range(self.count):
                 row = item * self.count + j
                 self.candidates[item].append(
@@ -239,11 +254,21 @@ class Steered:
                         number,
                         None if before is None else int(before[item, j]),
                         known=known[row],
+                        weight=None if weights is None else float(weights[j]),
                     )
                 )
 
     def mark(self) -> None:
-        """Mark the candidates that the outputs came of."""
+        """Mark the candidates that the outputs came of, level by level."""
+        assert self.before is not None, "there is a level at least"
+        for item, found in enumerate(self.candidates):
+            number: int | None = int(self.before[item, self.chosen[item]])
+            label = self.rule.label(int(self.items[item]))
+            for first in range(len(found) - self.count, -1, -self.count):
+                assert number is not None, "only those of level 0 have no parent"
+                candidate = found[first + number]
+                found[first + number] = replace(candidate, chosen=True, label=label)
+                number, label = candidate.parent, ""
 
     def report(self, callback: Callable | None, estimate: Estimate, number: int) -> None:
         """Tell the callback how far the particles are."""

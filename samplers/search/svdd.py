@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.samplers.search.base import Search
@@ -49,6 +50,15 @@ class SoftValue(Rule):
         return np.zeros(len(items), dtype=np.int64)  # all particles are copies of the kept one
 
 
+@method(
+    "svdd_greedy",
+    about="SVDD that keeps the candidate of highest value",
+    sampler="svdd",
+    params={"alpha": 0.0},
+    paper="2408.08252",
+    title="Derivative-Free Guidance in Continuous and Discrete Diffusion Models with Soft"
+    " Value-Based Decoding",
+)
 @register("sampler", "svdd")
 @dataclass(frozen=True)
 class SVDD(SteeringSampler):

@@ -7,6 +7,7 @@ output as a tuple, and the number of its context as the prompt. ``Judged`` gets 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from enumeration import enumerate_distribution
 from tabular import TabularCausal, TabularMasked, causal_target, masked_target
 
@@ -87,7 +89,7 @@ def judged_target(space, context, sampling=PLAIN, model=None, masked=False):
     """A production target on a closed-form model that has an evaluator; row i has context
     ``context[i]``."""
     if model is None:
-        model = (TabularMasked if masked else TabularCausal)(space.vocab_size - masked, low=0.0)
+        model = (TabularMasked if masked else TabularCausal)(space.vocab_size, low=0.0)
     make = masked_target if masked else causal_target
     target = make(model, space, sampling, list(context))
     target.evaluator = TokenEvaluator(list(context))
@@ -163,3 +165,39 @@ def selected_law(
 def total_variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
     """Half of the sum of absolute differences."""
     return sum(abs(one.get(x, 0.0) - other.get(x, 0.0)) for x in one.keys() | other.keys()) / 2
+
+
+def estimates_of_z(sampler: Any, space, reward, contexts=1, masked=False, rule=None, model=None):
+    """For every context, E[Z^ 1{out = x}] of every output x, by enumeration of production code.
+
+    Args:
+        sampler: search whose rule has ``log_z``.
+        space: token space.
+        reward: reward of a token tuple, which the test's closed form has too.
+        contexts: number of contexts.
+        masked: whether the base is masked.
+        rule: makes the rule in place of the sampler's own, from (search, items).
+        model: model in closed form.
+    """
+    rules = []
+    make = sampler.rule if rule is None else rule
+
+    def noted(search, items):
+        rules.append(make(search, items))
+        return rules[-1]
+
+    def decode(rng, context):
+        rules.clear()
+        target = judged_target(space, context, PLAIN, model, masked)
+        watched = copy.copy(sampler)
+        object.__setattr__(watched, "rule", noted)
+        tokens = watched(target, rng).tokens
+        return torch.cat([tokens.double(), torch.from_numpy(rules[0].log_z)[:, None]], 1)
+
+    found = []
+    for law in enumerate_distribution(decode, contexts):
+        sums: dict[Tokens, list[float]] = {}
+        for (*x, log_z), p in law.items():
+            sums.setdefault(tuple(int(k) for k in x), []).append(p * math.exp(log_z))
+        found.append({x: math.fsum(parts) for x, parts in sums.items()})
+    return found
