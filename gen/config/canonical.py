@@ -11,6 +11,7 @@ from typing import Any
 ATOMS = frozenset(
     (str, int, bool, type(None))
 )  # looked at first: there are many of them where rows are many
+BASE = ".base.name"  # of the sampler that another one runs
 
 
 def sampling_fields() -> list[str]:
@@ -55,6 +56,30 @@ def flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
             else {f"{prefix}{key}": value}
         )
     return out
+
+
+def nested(keys: Sequence[str], value: Any) -> Any:
+    """``["a", "b"], 1`` -> ``{"a": {"b": 1}}``"""
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def with_params(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay parameters over those of a spec, such as ``{"name": "best_of", "base": {...}}``.
+
+    A spec with a name replaces the one below, one without adds parameters to it; and so do the
+    specs in it, of which a name alone is one too.
+    """
+    if "name" in over:
+        return dict(over)
+    merged = {**below, **over}
+    for key in over.keys() & below.keys():
+        old, new = below[key], over[key]
+        old = {"name": old} if isinstance(old, str) else old
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and "name" in old:
+            merged[key] = with_params(old, new)
+    return merged
 
 
 def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -122,25 +147,37 @@ def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     flats = [flat(e) for e in entries]
     several = len({f["modality"] for f in flats}) > 1
     groups: dict[tuple, list[dict[str, Any]]] = defaultdict(list)
+    bases: dict[tuple, set[tuple]] = defaultdict(set)
     for f in flats:
-        groups[f["sampler.name"], f["modality"]].append(f)
+        groups[_samplers_of(f), f["modality"]].append(f)
+        bases[f["sampler.name"], f["modality"]].add(_samplers_of(f))
     telling = {key: _telling(group) for key, group in groups.items()}
     names = []
     for f in flats:
-        keys = telling[f["sampler.name"], f["modality"]]
+        keys = telling[_samplers_of(f), f["modality"]]
+        if len(bases[f["sampler.name"], f["modality"]]) > 1:
+            keys = {*(keys if keys != ["model"] else ()), *(k for k in f if k.endswith(BASE))}
         parts = [str(f["model"])] if keys == ["model"] and f["model"] else []
         if keys != ["model"]:
-            parts = [
-                f"{k.removeprefix('sampler.').removeprefix('sampling.')}={f[k]}"
-                for k in f
-                if k in keys
-            ]
+            parts = [f"{_short_key(k)}={f[k]}" for k in f if k in keys]
         names.append(
             " ".join(
                 [f["sampler.name"], *parts, *([f"modality={f['modality']}"] if several else [])]
             )
         )
     return names
+
+
+def _samplers_of(flat_entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the name of an entry's sampler and of each base inside it."""
+    names = [v for k, v in flat_entry.items() if k.endswith(BASE)]
+    return (flat_entry["sampler.name"], *names)
+
+
+def _short_key(key: str) -> str:
+    """``sampler.base.name`` -> ``base``"""
+    short = key.removeprefix("sampler.").removeprefix("sampling.")
+    return short.removesuffix(".name") if key.endswith(BASE) else short
 
 
 def _telling(twins: list[dict[str, Any]]) -> list[str] | set[str]:

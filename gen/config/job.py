@@ -10,14 +10,14 @@ the misspelt key and run another job than the user asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gen.config.canonical import one_text, plain
+from gen.config.canonical import flat, one_text, plain
 from gen.config.data_sets import dataset_rows
 from gen.config.entries import Entry, Job
 from gen.config.foreign import check_column
@@ -28,6 +28,7 @@ from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
 from gen.config.run import RUN, make_run, refuse_commands
+from gen.config.sampler_spec import every_parameter, refuse_functions
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
@@ -168,10 +169,12 @@ def _refuse_other_bits(entries: list[Entry], where: str) -> None:
                 " expected false, because deterministic is true"
             )
         if resolve_sampler(entry.sampler, entry.sampling)[0].timed:
-            param = next(k for k, v in entry.sampler.items() if v == "auto")
+            params = flat(entry.sampler, "sampler.")
+            timed = [k for k, v in params.items() if v == "auto" or (v and "budget" in k)]
+            param = timed[-1] if timed else "sampler"
             raise GenError(
-                f"sampler.{param} of jobs.{i} in {where} is 'auto', which depends on timing;"
-                " expected a number, because deterministic is true"
+                f"{param} of jobs.{i} in {where} is {params.get(param)!r}, which depends on timing;"
+                " expected one that does not, because deterministic is true"
             )
 
 
@@ -310,22 +313,19 @@ def _resolve_sampler(
 ) -> tuple[dict, dict]:
     """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
     parameter. What the job does not say is the default of its modality or model."""
+    refuse_functions(values["sampler"], locations.get("sampler", location))
     try:
         defaults = Defaults.named(values["modality"], values["model"], values["model_options"])
         node, sampling = defaults.complete(values["sampler"], values["sampling"])
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # with the location that set the key the message is about
-        named = [p for k, p in locations.items() if "." in k and k.split(".")[1] in text]
+        deepest = sorted(locations, key=lambda k: -k.count("."))
+        named = [locations[k] for k in deepest if "." in k and k.rpartition(".")[2] in text]
         raise GenError(
             f"{text} ({named[0] if named else locations.get('sampler', location)})"
         ) from error
-    params = (
-        {f.name: plain(getattr(sampler, f.name)) for f in fields(sampler)}
-        if is_dataclass(sampler)
-        else {}
-    )
-    return {"name": node["name"], **params}, {k: plain(v) for k, v in full.to_dict().items()}
+    return every_parameter(node["name"], sampler), plain(full.to_dict())
 
 
 def _name(name: Any, where: str) -> str | None:

@@ -33,3 +33,9 @@ FILES = ("prompts_file", *MEDIA)
 NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
 RUN_NODE = "engine_options"
 PROMPTS = ("prompts", "prompts_file", "prompts_dataset")  # one of them gives the rows
+
+
+def depth_of(key: str) -> float:
+    """Return how many keys lead to a value below a key of an entry: those of a sampler have keys
+    of their own, such as ``sampler.base.steps``."""
+    return float("inf") if key == "sampler" else 2 if key in NODES else 1

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gen.config.canonical import sampling_fields
+from gen.config.canonical import flat, nested, sampling_fields, with_params
 from gen.config.data_sets import check_options
 from gen.config.inputs import inline_rows
 from gen.config.keys import (
@@ -21,6 +21,7 @@ from gen.config.keys import (
     NODES,
     PROMPTS,
     RUN_NODE,
+    depth_of,
 )
 from gen.config.references import References
 from gen.config.run import RUN
@@ -150,20 +151,12 @@ def _swept(
             for keys, value, said in overrides:
                 refuse_swept(keys, value, said, combination, entry.location)
         values, locations = dict(entry.values), dict(entry.locations)
-        for key in sorted(
-            combination, key=lambda k: k.count(".") > 0
-        ):  # a sampler before its parameters, in whatever order they stand
-            head, _, rest = key.partition(".")
-            layer = {head: {rest: combination[key]} if rest else combination[key]}
+        # a sampler before its parameters, in whatever order they stand
+        for key in sorted(combination, key=lambda k: k.count(".")):
+            layer = nested(key.split("."), combination[key])
             _merge(values, layer, f"the sweep of {entry.location}", locations, base)
         for keys, value, said in overrides:
-            _merge(
-                values,
-                {keys[0]: value if len(keys) == 1 else {keys[1]: value}},
-                said,
-                locations,
-                Path(),
-            )
+            _merge(values, nested(keys, value), said, locations, Path())
         out.append(Values(values, locations, entry.location))
     return out
 
@@ -204,7 +197,7 @@ def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[st
         return keys, parsed
     if inner[0] == "sweep":
         return keys, parsed
-    if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in NODES else 1):
+    if inner[0] not in DEFAULTS or len(inner) > depth_of(inner[0]):
         hint = " (a key of the whole run)" if inner[0] in FOLDER_KEYS else ""
         raise unknown(
             f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {shown(text)}"
@@ -256,8 +249,8 @@ def _merged_node(
             for old in [k for k in locations if k.startswith("sampler.")]:
                 del locations[old]
         if isinstance(value, Mapping):
-            locations.update({f"sampler.{k}": location for k in value})
-        return dict(tree) if "name" in tree else {**below, **tree}
+            locations.update(dict.fromkeys(flat(value, "sampler."), location))
+        return with_params(below, tree)
     value = {} if value is None else value
     if not isinstance(value, Mapping):
         expected = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gen.config.canonical import plain
+from gen.config.canonical import plain, with_params
 from gen.config.rows import Row
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError, shown
@@ -65,10 +65,11 @@ def _own_params(
         aliases = {**cls.aliases, **(preset.aliases if preset else {})}
         known = parameter_names(cls)
         own = [k if k in known else aliases.get(k, k) for k in row.sampler]
-        rest = {
-            k: v for k, v in sampler.items() if k not in own
-        }  # so that an alias is not the second name of a parameter
-        made, _ = resolve_sampler({**rest, **row.sampler}, {**sampling, **row.sampling})
+        # an alias is not the second name of a parameter
+        rest = {k: v for k, v in sampler.items() if k not in own or k in row.sampler}
+        node = with_params(rest, {k: v for k, v in row.sampler.items() if k != "name"})
+        node["name"] = row.sampler.get("name", sampler["name"])
+        made, _ = resolve_sampler(node, {**sampling, **row.sampling})
         return {k: plain(getattr(made, k)) for k in own}, None
     except GenError as error:
         return {}, error

@@ -39,7 +39,7 @@ def combinations(
     lists: dict[str, list[Any]] = {}
     for key, values in sweep.items():
         head, dot, rest = str(key).partition(".")
-        if head not in keys or (dot and (head not in nodes or not rest)):
+        if head not in keys or (dot and (head not in nodes or not all(rest.split(".")))):
             raise unknown("key of sweep", key, [*keys, *(f"{n}.<key>" for n in nodes)], location)
         if not isinstance(values, (list, tuple)) or not values:
             raise bad_value(f"sweep.{key}", values, "a list with at least one value", location)

@@ -330,6 +330,8 @@ class Worker:
                 f"another process is writing to {self.folder}; expected a folder to save to alone"
             )
         attempt = {i: r["attempt"] + 1 for i, r in self.lines(0).items()}
+        # a sampler of the call may hold a function, which its spec in the job only names
+        self._guarantee = {_kind(item): out.guarantee for item in self.items(0)}
         works = [
             self._work(item, {item["id"]: attempt.get(item["id"], 1)}, planned)
             for item, planned in zip(self.items(0), out.items, strict=True)

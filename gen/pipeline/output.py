@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
+from gen.contracts.plain_spec import plain_spec
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_type
 from gen.core.logprobs import ItemLogprobs, as_dicts
@@ -187,7 +188,7 @@ class PipelineOutput:
             "modality": self.modality,
             "model": self.model,
             "model_options": dict(self.model_options),
-            "sampler": dict(self.spec),
+            "sampler": plain_spec(self.spec),
             "sampling": self.sampling.to_dict(),
             "guarantee": self.guarantee,
             "device": str(self.device),
