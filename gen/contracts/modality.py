@@ -201,6 +201,11 @@ class Modality(ABC):
             f"modality {self.name!r} names files {self.also} and does not write them"
         )
 
+    def still(self, media: Any) -> Any:
+        """Draw media as one image (PIL), for modalities whose files take long to write; None where
+        the file that ``save`` or ``save_also`` writes can be drawn."""
+        return None
+
     @abstractmethod
     def load(self, path: Path) -> Any:
         """Read media. Raises ``GenError`` for a file that cannot be read."""

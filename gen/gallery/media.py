@@ -233,6 +233,23 @@ def starts(files: Files, row: Row) -> list[tuple[str, str]]:
     return [(name, f"{PREVIEW}/{quote(image)}") for name, image in names if image in files.previews]
 
 
+def preview_sheet(sheet: Path, folder: Path, row: Row) -> None:
+    """Copy the sheet of a search's candidates for a page that cannot open the tar it goes to, for
+    the first items of a job.
+
+    Args:
+        sheet: file of the sheet.
+        folder: folder of the job.
+        row: row of the item.
+
+    Raises:
+        GenError: the disk is full.
+    """
+    name = row.get("search", {}).get("sheet")
+    if name and int(row.get("index") or 0) < PLAYED:
+        _put(folder / PREVIEW / name, lambda temporary: shutil.copyfile(sheet, temporary))
+
+
 def _preview(files: Files, name: str) -> str:
     """Return the address of an output's preview, made if there is none or an older one; empty for
     files that only a browser can read."""

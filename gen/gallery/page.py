@@ -18,6 +18,7 @@ from gen.core.errors import GenError
 from gen.core.files import slug
 from gen.core.token_space import GUARANTEES
 from gen.gallery.media import SMALL, Files, Row, kind_of, starts, view
+from gen.gallery.searches import search_card
 from gen.gallery.trace import draw_trace
 from gen.media.spectrogram import HEIGHT, WIDTH
 from gen.store.ledger import TRACES
@@ -86,7 +87,12 @@ def modalities(rows: list[Row]) -> list[tuple[Values, list[Row]]]:
 def sections(files: Files, rows: list[Row]) -> list[Values]:
     """Sections of a small job: methods, comparison and traces of each modality."""
     return [
-        {**about, "comparison": comparison(files, group), "traces": traces(files, group)}
+        {
+            **about,
+            "comparison": comparison(files, group),
+            "searches": searches(files, group),
+            "traces": traces(files, group),
+        }
         for about, group in modalities(rows)
     ]
 
@@ -256,6 +262,31 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
         )
     rest = f"The first {most} of {len(drawn):,} that were traced."
     return {"cards": cards, "more": rest if len(drawn) > len(cards) else ""}
+
+
+def searches(files: Files, rows: list[Row], most: int | None = None) -> Values:
+    """Cards of the first ``most`` items that a search made."""
+    found, cards = [r for r in rows if r.get("search")], []
+    several = len(group_by(rows, "modality")) > 1
+    for row in found[:most]:
+        card = search_card(files, row)
+        if card is None:
+            continue
+        words = [
+            *([str(row["modality"])] if several else []),
+            row["method"],
+            f"seed {row.get('seed')}",
+            f"{row.get('nfe')} forward passes",
+            *overrides_of(row),
+        ]
+        about = {"name": row["id"], "method": row["method"], "prompt": str(row.get("prompt"))}
+        cards.append({**card, **about, "about": " · ".join(words)})
+    rest = f"The first {most} of {len(found):,} searches."
+    return {
+        "cards": cards,
+        "trees": any(card["tree"] for card in cards),
+        "more": rest if most is not None and len(found) > most else "",
+    }
 
 
 def _text(files: Files, row: Row) -> str:

@@ -25,7 +25,16 @@ from gen.core.files import TEMPORARY, put_text, sweep_temporaries
 from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
 from gen.gallery.items import FOLDER as ITEMS
-from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of, preview_start
+from gen.gallery.media import (
+    EXCERPT,
+    PREVIEW,
+    SMALL,
+    Files,
+    Row,
+    preview_of,
+    preview_sheet,
+    preview_start,
+)
 from gen.gallery.page import (
     FIRST_FAILURES,
     FIRST_TRACES,
@@ -35,6 +44,7 @@ from gen.gallery.page import (
     group_by,
     guarantees,
     modalities,
+    searches,
     sections,
     traces,
 )
@@ -51,7 +61,7 @@ from gen.store.ledger import (
     read_rows,
 )
 
-__all__ = ["EXCERPT", "PAGE", "preview_of", "preview_start", "write_gallery"]
+__all__ = ["EXCERPT", "PAGE", "preview_of", "preview_sheet", "preview_start", "write_gallery"]
 PAGE = 200  # items that one page shows whole
 TURNS = 3  # attempts to write a page while the manifest changes
 PARAM = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
@@ -128,6 +138,7 @@ def _large(files: Files, rows: list[Row], planned: int) -> dict[str, Any]:
             "shared": SHARED,
             "kinds": KINDS,
         },
+        "searches": searches(files, rows, most=FIRST_TRACES),
         "traces": traces(files, rows, most=FIRST_TRACES),
         "failures": failures(rows, FIRST_FAILURES),
     }

@@ -45,6 +45,8 @@ GONE = (
     "shard_sha256",
     "shard_bytes",
     "tokens_file",
+    "also",
+    "search",  # its candidates kept no tokens
     "beside_sha256",
 )  # of a row: where its parts lie in the source
 

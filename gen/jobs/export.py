@@ -48,6 +48,7 @@ COLUMNS = {
     "tokens_file": TEXT,
     "beside_sha256": TEXT,
     "also": PARTS,
+    "search": PARTS,
     "nfe": WHOLE,
     "tokens": WHOLE,
     "tokens_computed": WHOLE,

@@ -20,6 +20,7 @@ from gen.core.errors import GenError, cut, describe
 from gen.core.files import Puts, sha256, writing
 from gen.core.logprobs import as_dicts
 from gen.gallery import write as gallery
+from gen.jobs.searched import ENDING, load_shown, save_search
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
 from gen.store.manifest import digest_of
@@ -53,6 +54,7 @@ class Writer:
         """Write a finished microbatch, or the items of it that are in ``keep``."""
         while len(self._waiting) >= AHEAD:
             self._waiting.popleft().result()
+        load_shown(out)  # here, where the models are at work
         self._waiting.append(self._pool.submit(self._commit, out, batch, keep))
 
     def fail(self, batch: list[Work], errors: list[str]) -> None:
@@ -158,6 +160,8 @@ class Writer:
                 )
                 for name in also
             ]
+            sheet = save_search(out, i, row, modality, self.target / stem, puts)
+            beside += sheet
             if tokens:
                 beside.append(
                     puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
@@ -167,7 +171,7 @@ class Writer:
         except Exception as problem:
             puts.drop(before)
             names = (f"{stem}.{extension_of(work, modality)}", f"{stem}.json", *also)
-            outdated += [self.target / n for n in (*names, *([tokens] if tokens else []))]
+            outdated += [self.target / n for n in (*names, f"{stem}.{ENDING}", tokens) if n]
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
         if work.trace and out.traces:
@@ -190,6 +194,8 @@ class Writer:
         row["beside_sha256"] = digest_of([*beside, sidecar])
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
+            if sheet:
+                gallery.preview_sheet(sheet[0], self.worker.folder, row)
         gallery.preview_start(work.entry.start, self.worker.folder, row)
         return row
 

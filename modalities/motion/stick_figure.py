@@ -15,6 +15,7 @@ equal motions give equal bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -99,6 +100,7 @@ def render(
     azimuth: float = 35.0,
     elevation: float = 16.0,
     follow: bool = True,
+    frames: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Render a motion as frames uint8 [T, size, size, 3], RGB.
 
@@ -109,6 +111,7 @@ def render(
         elevation: degrees of the camera above the point looked at.
         follow: move the camera smoothly with the pelvis. Otherwise it stands still and shows the
             whole way.
+        frames: numbers of the frames to render; None for all.
 
     Raises:
         GenError: the size or the angles are out of range.
@@ -131,7 +134,7 @@ def render(
     return np.stack(
         [
             _frame(camera, t, points[t], head[t], nose[t], motion.root[: t + 1], int(size))
-            for t in range(motion.frames)
+            for t in (range(motion.frames) if frames is None else frames)
         ]
     )
 
