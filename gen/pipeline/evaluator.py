@@ -50,9 +50,7 @@ class RunEvaluator:
         found: list[Hashable] = []
         for sample in self.samples(tokens, items):
             is_text = isinstance(sample.media, str)
-            found.append(
-                sample.media.strip() if is_text else tuple(sample.tokens.flatten().tolist())
-            )
+            found.append(sample.media.strip() if is_text else _key(sample.tokens))
         return found
 
     def samples(
@@ -65,19 +63,27 @@ class RunEvaluator:
             tokens = torch.cat([given, tokens], 1)
             if known is not None:
                 known = torch.cat([known.new_ones(known.shape[0], len(prefix)), known], 1)
-        if known is not None:
-            filled = fill(tokens, known, self.space, self.in_order) if self.in_order else tokens
-            tokens = filled
+        if known is not None and self.in_order:
+            tokens = fill(tokens, known, self.space, True)
+        media = self._decode(tokens)
         return [
-            self._sample(row, int(item), k, known)
+            self._sample(media[k], row, int(item), None if known is None else known[k])
             for k, (row, item) in enumerate(zip(tokens, items, strict=True))
         ]
 
-    def _sample(self, tokens: Tensor, item: int, row: int, known: Tensor | None) -> Sample:
+    def _decode(self, tokens: Tensor) -> list[Any]:
+        """Decode rows [n, T(, C)] one at a time, rows of equal tokens once."""
+        decoded: dict[Hashable, Any] = {}
+        keys = [_key(self.space.before_end(row)) for row in tokens]
+        for key, row in zip(keys, tokens, strict=True):
+            if key not in decoded:
+                decoded[key] = self.pipe.decode(row, self.space, self.frontend)
+        return [decoded[key] for key in keys]
+
+    def _sample(self, media: Any, tokens: Tensor, item: int, known: Tensor | None) -> Sample:
         modality, plan = self.pipe.modality, self.request.items[item]
-        media = self.pipe.decode(tokens, self.space, self.frontend)
         media = self.start.overlay(modality.complete(media, plan.condition))
-        decided = None if known is None else known[row].cpu()
+        decided = None if known is None else known.cpu()
         return Sample(media, tokens.cpu(), plan.prompt, plan.condition, modality, item, decided)
 
     def _attach(self, scorer: Scorer) -> Scorer:
@@ -86,3 +92,8 @@ class RunEvaluator:
             attached = scorer.attach(self.pipe, self.request)
             self._attached[id(scorer)] = scorer, attached
         return self._attached[id(scorer)][1]
+
+
+def _key(tokens: Tensor) -> Hashable:
+    """Return equal values for equal tokens."""
+    return tuple(tokens.flatten().tolist())
