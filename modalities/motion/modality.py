@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from gen.contracts.modality import Verdict
@@ -152,6 +153,9 @@ class MotionModality(GridModality):
             write_bvh(path, media)
         else:
             write_mp4(path, render(media), FPS, info)
+
+    def still(self, media: Motion) -> Image.Image:
+        return Image.fromarray(render(media, frames=[media.frames // 2])[0])
 
     def load(self, path: Path) -> Motion:
         path = Path(path)
