@@ -13,8 +13,8 @@ from urllib.parse import quote
 from gen.gallery.media import PREVIEW, Files, Row
 
 COLUMNS = 8  # thumbnails in a row of a sheet
-LARGEST = 96  # pixels of a thumbnail's longer side on the page
-TEXT = (150, 62)  # pixels of a candidate that is a text
+LARGEST, WIDEST = 96, 144  # pixels of a thumbnail's longer side on the page; of a wide one
+TEXT = (150, 46)  # pixels of a candidate that is a text
 CAPTION, GAP_X, GAP_Y = 20, 44, 14  # pixels below and between candidates of a tree
 LISTS = ("level", "parent", "score")  # of a record, one entry per candidate
 Values = dict[str, Any]
@@ -91,7 +91,7 @@ def _sheet(files: Files, record: Values, count: int) -> Values | None:
     else:
         return None
     width, height = cell
-    scale = LARGEST / max(width, height)
+    scale = (WIDEST if width > 1.5 * height else LARGEST) / max(width, height)
     return {
         "source": address,
         "cell": (width, height),

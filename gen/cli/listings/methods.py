@@ -21,10 +21,11 @@ def samplers() -> list[dict[str, Any]]:
         table.append(
             {
                 "name": name,
-                "protocol": cls.protocol,
+                # a search takes the protocol of its base
+                "protocol": "any" if cls.wraps else cls.protocol,
                 "kinds": list(cls.kinds),
                 "guarantee": _guarantee(name),
-                "reference": cls.reference,
+                "reference": _reference(name),
                 "papers": list(cls.papers),
                 "presets": [
                     {k: p[k] for k in ("name", "guarantee", "reference", "paper", "about")}
@@ -45,7 +46,7 @@ def presets() -> list[dict[str, Any]]:
             "name": name,
             "sampler": p.sampler,
             "guarantee": _guarantee(name),
-            "reference": registry.get("sampler", p.sampler).reference,
+            "reference": _reference(name),
             "paper": p.paper,
             "title": p.title,
             "limit": _limit(p.limit),
@@ -137,6 +138,11 @@ def scorers() -> list[dict[str, Any]]:
 def _guarantee(name: str) -> str:
     """Guarantee with the default parameters."""
     return resolve_sampler(name, None)[0].guarantee
+
+
+def _reference(name: str) -> str:
+    """Reference of the guarantee with the default parameters."""
+    return resolve_sampler(name, None)[0].reference
 
 
 def _limit(limit: Any) -> str:
