@@ -25,7 +25,7 @@ from gen.core.registry import registry
 from gen.samplers.masked.config import LoopParams
 from gen.samplers.masked.parts.selection import GREEDY
 
-PAGES = ("masked.md", "drafts.md", "samplers.md", "glossary.md")
+PAGES = ("masked.md", "drafts.md", "samplers.md", "search.md", "glossary.md")
 DECIDES = {
     "order": "the priority of positions",
     "schedule": "the number of masked positions after each of `steps` passes",
@@ -66,6 +66,21 @@ def methods() -> str:
             values, limit = _values(preset.params), _limit(preset.limit)
             rows.append([f"`{name}`", _paper(preset), values, limit])
     return table(["preset", "paper", "parts and parameters", "limit case"], rows)
+
+
+def searches() -> str:
+    """Lists the samplers that run another one, and their presets."""
+    samplers = registry.table("sampler")
+    found = {n: (cls.papers, first_line(cls)) for n, cls in samplers.items() if cls.wraps}
+    for name, preset in registry.table("preset").items():
+        if samplers[preset.sampler].wraps:
+            papers = (preset.paper,) if preset.paper else ()
+            found[name] = papers, f"`{preset.sampler}`: {preset.about}"
+    rows = [
+        [f"`{name}`", ", ".join(map(_link, papers)), about]
+        for name, (papers, about) in found.items()
+    ]
+    return table(["search", "paper", "what it does"], rows)
 
 
 def verifiers() -> str:
@@ -179,6 +194,7 @@ def _word(value: Any) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "searches": searches,
     "parts": parts,
     "methods": methods,
     "verifiers": verifiers,

@@ -34,7 +34,7 @@ def write_page(folder: Path, tables: Mapping[str, Rows], title: str) -> Path:
                 section(f"batch {size}", [r for r in measured if r["batch_size"] == size], marks)
             )
         body += unmeasured(table)
-    return _write(folder, title, ABOUT, "\n".join(body))
+    return put_page(folder, title, ABOUT, "\n".join(body))
 
 
 def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[Any, str]) -> Path:
@@ -61,7 +61,7 @@ def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[
         )
 
     body = [f"<h2>{escape(head)}</h2>\n{drawn(rows)}" for head, rows in groups.items() if rows]
-    return _write(folder, title, ABOUT_CURVES, "\n".join(body))
+    return put_page(folder, title, ABOUT_CURVES, "\n".join(body))
 
 
 def section(head: str, rows: Rows, marks: Marks) -> str:
@@ -226,7 +226,8 @@ def _said(row: dict[str, Any]) -> str:
     return f"{text}, {row['passed']:.1%} of {row['media']} ({least:.0%}-{most:.0%})"
 
 
-def _write(folder: Path, title: str, about: str, body: str) -> Path:
+def put_page(folder: Path, title: str, about: str, body: str) -> Path:
+    """Write ``index.html`` with plots and return its path; ``about`` and ``body`` are HTML."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
     put_text(page, PAGE.format(title=escape(title), about=about, body=body))

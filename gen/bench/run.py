@@ -20,6 +20,7 @@ from gen.bench.jobs.cost import bench_jobs
 from gen.bench.measure import interleaved, prompts_of
 from gen.bench.oracle import bench_oracle
 from gen.bench.report import ALL, machine, tell
+from gen.bench.search import bench_search
 from gen.bench.speed import bench_speed
 from gen.bench.table import REFERENCE, tabulate
 from gen.bench.variants import DEFAULT, Variant, choose, model_options, serves
@@ -62,6 +63,8 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
     if args.protocol == "speed":
         return bench_speed(args, load or pipeline.load)
+    if args.protocol == "search":
+        return bench_search(args, load or pipeline.load)
     if args.oracle:
         return bench_oracle(args)
     load = load or pipeline.load

@@ -54,11 +54,12 @@ def add_bench(commands: Commands) -> None:
     )
     parser.add_argument(
         "--protocol",
-        choices=["usual", "speed"],
+        choices=["usual", "speed", "search"],
         default="usual",
         help=(
             "speed: SPEED-Bench's, acceptance length and throughput by category of prompts, by"
-            " entropy and by concurrency (--batch-sizes)"
+            " entropy and by concurrency (--batch-sizes); search: reward of searches at equal"
+            " forward passes"
         ),
     )
     _add_amount_flags(parser)
