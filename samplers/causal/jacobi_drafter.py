@@ -54,7 +54,7 @@ class JacobiDrafter(Windowed):
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         b, width = step.positions.shape
         length = min(self.window - 1, width)
-        if self.carried is None:
+        if self.tokens is None:
             self.carried = np.zeros(b, dtype=np.int64)
             self.tokens = torch.zeros(b, 0, dtype=torch.long, device=tokens.device)
             self.kind, self.logq = (
@@ -122,13 +122,13 @@ class JacobiDrafter(Windowed):
         return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        proposal, logp = self.proposal, output.logprobs
+        logp = output.logprobs
         if not self.drafted.shape[1]:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)
             self.init.accept(step, verdict)
             return verdict
-        compares = self.coupling.compares
+        proposal, compares = self.proposal, self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
         next_logprobs = said = without_eos(logp, self.space.eos_token_id)

@@ -71,7 +71,8 @@ class ProactiveDrafter(JacobiDrafter):
 
         A draft has the same column in any batch: the noise and the coins of a column are its own.
         """
-        chain, room = self.proposal, len(self.legal) - step.start[:, None]
+        chain, self.room = self.proposal, to_device(step.room, step.start.device)[:, None]
+        room = self.room
         if self.exact:
             chain.logq = chain.logq.double()
         q = torch.nn.functional.pad(chain.mass(), (0, 0, 0, self.tree_levels))  # [b, L + levels, V]
@@ -157,7 +158,7 @@ class ProactiveDrafter(JacobiDrafter):
         chain.logq = chain.logq.to(logprobs.dtype)
         column = torch.arange(length + 1, device=drafts.device)
         at, rows = step.start[:, None] + column, step.rows
-        past = (at < len(self.legal)) & (column > accepted[:, None])
+        past = (column < self.room) & (column > accepted[:, None])
         drafted = self.drafted & past[:, :length]
         chance = TOKEN.chance(chain, logprobs[:, :length])
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted

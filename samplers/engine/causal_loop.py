@@ -115,11 +115,13 @@ class CausalStep(StepContext):
         widths: number of columns that exist, int64 [b], on the host.
         starts: ``start`` on the host, int64 [b].
         items: ``rows`` on the host, int64 [b].
+        room: positions before the one at which a row stops or waits, int64 [b], on the host.
     """
 
     widths: np.ndarray
     starts: np.ndarray
     items: np.ndarray
+    room: np.ndarray
 
 
 @dataclass
@@ -389,6 +391,7 @@ class CausalRun(SteppableRun):
             widths,
             self.start,
             slots.items,
+            self.room,
         )
 
     def branch(self, step: CausalStep, draft: Draft) -> CausalStep:

@@ -186,7 +186,8 @@ class TreeBuilder:
     ):
         self.step, self.source = step, source
         self.on_host = tokens.device.type == "cpu"
-        self.room = tokens.shape[1] - step.start  # deepest draft of each row, plus one
+        # deepest draft of each row, plus one: none behind the end of a block that a row stops at
+        self.room = to_device(step.room, tokens.device)
         root = source.begin(step, tokens)[:, None]
         none = tokens[:, :0].long()
         no = none.bool()

@@ -66,9 +66,10 @@ class SteppedMasked(SteppableRun):
             self.callback(report(self.run.batch, self.run.known))
 
     def advance(self, block: int) -> None:
-        for _ in range(block):
-            if not self.is_over:
-                self.step()
+        passes = 0
+        while passes < block and not self.is_over:
+            self.step()
+            passes += 1
         if not self.is_over:
             self._predicted()
 

@@ -120,6 +120,10 @@ class WeightedParticles(Rule):
         self.ended = np.zeros((items, count), dtype=bool)
         self.shares = np.full((items, count), 1 / count)
 
+    @property
+    def decides(self) -> bool:
+        return bool(self.weighting.lam) and self.count > 1
+
     def decide(self, level: Level) -> np.ndarray:
         items = level.items
         log_g = self.log_potential(level)
@@ -128,7 +132,7 @@ class WeightedParticles(Rule):
         self.ended[items] = level.done
         self.shares[items] = shares = normalised(self.log_weights[items])
         index = np.tile(np.arange(self.count), (len(items), 1))
-        wanted = ~level.is_last if self.weighting.lam else np.zeros(len(items), dtype=bool)
+        wanted = ~level.is_last & self.decides
         if self.weighting.adaptive:
             wanted &= 1 / (shares**2).sum(1) < self.count / 2
         if wanted.any():

@@ -13,6 +13,7 @@ and in a batch.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -62,6 +63,11 @@ class Rule(ABC):
 
     def __init__(self, search: Search, items: int, count: int):
         self.search, self.count = search, count
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether there is a choice between particles; else they run to their end at once."""
+        return self.count > 1
 
     @abstractmethod
     def decide(self, level: Level) -> np.ndarray:
@@ -183,8 +189,10 @@ class Steered:
         """Decode all particles, level by level."""
         goes_on = np.ones(len(self.items), dtype=bool)
         number = 0
+        # a window that stopped at a block's end would draw other tokens than the base
+        block = self.sampler.block if self.rule.decides else sys.maxsize
         while goes_on.any():
-            self.run.advance(self.sampler.block)
+            self.run.advance(block)
             estimate = self.run.peek()
             done = np.ones(self.scores.size, dtype=bool)
             done[self.run.slots.items] = False

@@ -71,7 +71,7 @@ class PearlDrafter(Drafter):
 
     def __init__(self, target: CausalTarget, draft: CausalTarget, verifier: Verifier, length: int):
         self.draft, self.verifier, self.length = draft, verifier, length
-        self.targets, self.legal, self.total = (draft,), target.legal, target.length
+        self.targets, self.legal = (draft,), target.legal
         self.num_passes = np.zeros(draft.items, dtype=np.int64)
         rows, device = draft.rows, draft.device
         self.left, self.known = np.zeros(rows, dtype=np.int64), np.full(rows, -1)
@@ -88,10 +88,10 @@ class PearlDrafter(Drafter):
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         # 1. The target sees what is left of the round before
         width, device = step.positions.shape[1], tokens.device
-        self.seen = np.minimum(self.left, step.widths - 1)
+        self.seen = np.clip(step.widths - 1, 0, self.left)
         exists = to_device(np.arange(width - 1) < self.seen[:, None], device)
         # 2. Beside it, the draft model goes on behind that
-        self.new = np.minimum(self.length, self.total - step.starts - self.left)
+        self.new = np.minimum(self.length, step.room - self.left)
         self._draft(step, tokens)
         return Draft(self.chain[:, : width - 1], exists)
 
@@ -153,6 +153,7 @@ class PearlDrafter(Drafter):
             return Verdict(torch.zeros_like(step.start), ids)
         length = width - 1 if alone else width
         drafted = torch.arange(length, device=device) < (seen if alone else seen + 1)[:, None]
+        drafted = drafted & step.valid[:, :length]  # a row that waits has none
         tokens = self.chain[:, :length]
         proposal = Proposal(
             tokens,
@@ -183,8 +184,10 @@ class PearlDrafter(Drafter):
         columns = to_device(index, self.chain.device)
         row = torch.arange(len(columns), device=columns.device)[:, None]
         self.left_tokens, self.left_logq = self.chain[row, columns], self.logq[row, columns]
-        end = step.starts + self.left + self.new - 1
-        self.known = np.where(goes_on, end, step.starts + num_accepted)
+        waits, end = step.widths == 0, step.starts + self.left + self.new - 1
+        goes_on = goes_on.astype(bool) & ~waits
+        known = np.where(goes_on, end, step.starts + num_accepted)
+        self.known = np.where(waits, self.known, known)
         self.left = np.where(goes_on, self.left + self.new - self.seen - 1, 0)
         del self.chain, self.logq
 
