@@ -161,8 +161,8 @@ def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
         raise GenError(
             f"{where} has no name; expected one of {', '.join(registry.table('scorer'))}"
         )
-    cls = registry.get("scorer", name, where)
-    known = [f.name for f in fields(cls)] if is_dataclass(cls) else []
+    cls: Any = registry.get("scorer", name, where)
+    known = [f.name for f in fields(cls)] if hasattr(cls, "__dataclass_fields__") else []
     for key in given:
         if key not in known:
             raise unknown(f"parameter of scorer {name!r}:", key, known, where)
@@ -175,14 +175,15 @@ def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
 def _imported(path: str, where: str) -> Scorer:
     """Return the scorer, or that of the function, of an import path."""
     file = Path(path.rpartition(":")[0]).expanduser()
-    found = _object(path, where, file.stat().st_mtime_ns if file.is_file() else 0)
+    found: Any = _object(path, where, file.stat().st_mtime_ns if file.is_file() else 0)
     if isinstance(found, Scorer):
         return found
     if not callable(found):
         raise GenError(
             f"{where} is {path!r}, a {type(found).__name__}; expected a function of (media, prompt)"
         )
-    return FunctionScorer(found, path)
+    function: Any = found  # its arguments and result are checked when it is called
+    return FunctionScorer(function, path)
 
 
 @cache

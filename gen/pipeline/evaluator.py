@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gen.contracts.scorer import Sample, Scorer, checked_scores
 from gen.pipeline.partial import fill
-from gen.pipeline.request import GenerationRequest, StartingPoint
 
 
 class RunEvaluator:
@@ -19,20 +18,20 @@ class RunEvaluator:
 
     Args:
         pipe: the pipeline.
-        request: the request.
+        request: the request (``gen.pipeline.request.GenerationRequest``).
         space: token space of the results.
         frontend: frontend that decodes them.
-        start: known tokens that generation starts from.
+        start: known tokens that generation starts from (``gen.pipeline.request.StartingPoint``).
         in_order: whether positions are decoded from left to right.
     """
 
     def __init__(
         self,
         pipe: Any,
-        request: GenerationRequest,
+        request: Any,
         space: Any,
         frontend: Any,
-        start: StartingPoint,
+        start: Any,
         in_order: bool,
     ):
         self.pipe, self.request, self.space, self.frontend = pipe, request, space, frontend

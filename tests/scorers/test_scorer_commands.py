@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -43,6 +45,17 @@ def test_ls_scorers_lists_names_modalities_and_what_each_measures(capsys):
     assert found.keys() == registry.table("scorer").keys()
     assert found["red_area"]["params"] == {"colour": "red"}
     assert found["red_area"]["modalities"] == ["image"]
+
+
+def test_the_page_lists_every_scorer_with_its_modalities():
+    page = (Path(__file__).parents[2] / "docs" / "scorers.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| ", page, re.MULTILINE)
+    built_in = {
+        name: ", ".join(cls.modalities) or "all"
+        for name, cls in registry.table("scorer").items()
+        if cls.__module__.startswith("gen.")
+    }
+    assert dict(rows) == built_in
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ not counted in the statistics of a call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,7 +97,7 @@ class _Likelihood(Scorer):
         return torch.cat([self._means(part) for part in parts]).tolist()
 
     @torch.no_grad()
-    def _means(self, samples: list[Sample]) -> Tensor:
+    def _means(self, samples: Sequence[Sample]) -> Tensor:
         """Compute the mean log-probability of the decided tokens of each sample, [n]."""
         space, device = self.target.space, self.target.device
         tokens = torch.stack([s.tokens for s in samples]).to(device)
