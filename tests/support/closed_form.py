@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from continuous import LinearHead, LinearLatent
+from even_reward import EvenEvaluator
 from tabular import TabularBlocks, TabularCausal, TabularMasked, TokenBuffer, _logits, _scramble
 from torch import Tensor
 
@@ -120,7 +121,9 @@ def of_ids(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
         )
 
     draft = make(sampler.draft_protocol or sampler.protocol, 3) if sampler.drafted else None
-    return sampler(make(sampler.protocol, 1), CounterRNG(KEYS), draft=draft)
+    target = make(sampler.protocol, 1)
+    target.evaluator = EvenEvaluator()
+    return sampler(target, CounterRNG(KEYS), draft=draft)
 
 
 def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:

@@ -8,6 +8,7 @@ import pytest
 import tabular as closed_form
 import torch
 from contract_specs import SPECS, sampling_for
+from even_reward import EvenEvaluator
 from tabular import TabularCausal
 from torch import Tensor
 
@@ -93,11 +94,9 @@ class Bench:
             kwargs["draft"] = make(
                 self.drafts[sampler.draft_protocol], prompt, self.space, sampling, uncond
             )
-        out = sampler(
-            self.target(self.model, prompt, self.space, sampling, uncond),
-            CounterRNG(keys),
-            **kwargs,
-        )
+        target = self.target(self.model, prompt, self.space, sampling, uncond)
+        target.evaluator = EvenEvaluator()
+        out = sampler(target, CounterRNG(keys), **kwargs)
         assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
             "the sampler wrote into its condition"
         )

@@ -25,6 +25,8 @@ PRESETS = registry.table("preset")
 SPECS: dict[str, dict] = {
     name: {"name": name, **(PRESETS[name].example if name in PRESETS else {})} for name in NAMES
 }
+if "atts" in SPECS:  # it has no default threshold: that comes of a calibration
+    SPECS["atts"] = {"name": "atts", "threshold": 0.5}
 SPECS |= {f"window-{n}": {"name": "speculative_jacobi", "window": n} for n in (1, 2, 5)}
 SPECS |= {
     f"{c}-{i}": {"name": "speculative_jacobi", "coupling": c, "init": i, "window": 4}
