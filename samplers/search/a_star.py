@@ -203,7 +203,8 @@ class Expansion:
         while made:
             rows = np.zeros_like(slots)
             for i, (_, nodes) in made.items():
-                rows[i, [node.slot for node in nodes]] = True
+                for node in nodes:
+                    rows[i, node.slot] = True
             advance_some(self.run, rows.reshape(-1), self.sampler.block)
             self.judge(made)
             number += 1

@@ -60,15 +60,16 @@ class EarlyAnswer(SearchSampler):
         super().__post_init__()
         read_aggregation(self.aggregation)
         require_number("sampler.threshold", self.threshold)
+        name = "" if self.then is None else self.then["name"]
         if self.second.protocol != self.inner.protocol:
             raise GenError(
-                f"sampler.then {self.then['name']!r} decodes {self.second.protocol} models and"
+                f"sampler.then {name!r} decodes {self.second.protocol} models and"
                 f" sampler.base {self.base['name']!r} {self.inner.protocol} ones; expected samplers"
                 " of the same model"
             )
         if self.second.drafted and self.second.draft_names != self.inner.draft_names:
             raise GenError(
-                f"sampler.then {self.then['name']!r} needs the draft models"
+                f"sampler.then {name!r} needs the draft models"
                 f" {self.second.draft_names}, and sampler.base has {self.inner.draft_names};"
                 " expected the same ones"
             )

@@ -43,6 +43,8 @@ from gen.samplers.search.base import Search, SearchSampler, num_tokens
 from gen.samplers.search.early_answer import require_number
 from gen.samplers.search.rounds import draw, particles_of
 
+Made = tuple[np.ndarray, SampleOutput]  # item of each candidate, and their output
+
 
 @register("sampler", "iad")
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ class IAD(SearchSampler):
                 break
         return memory.output()
 
-    def refill(self, search, memory, items, branches, draft, trace) -> tuple:
+    def refill(self, search, memory, items, branches, draft, trace) -> Made:
         """Decode canvases that hold a part of the best outputs."""
         best = memory.tokens
-        made = particles_of(search, items, branches, draft, best)
+        made = particles_of(search, items, branches, draft, None)
         space = search.target.space
         length = best.shape[1]
         rows = torch.arange(len(made.owners), device=best.device)
@@ -117,12 +119,13 @@ class IAD(SearchSampler):
         again = torch.from_numpy(masked).to(best.device)
         begun = space.empty(len(rows), best.device)
         shape = (*again.shape, *[1] * (best.ndim - 2))
-        begun = torch.where(again.view(shape), begun, made.canvas)
+        owners = torch.from_numpy(made.owners).to(best.device)
+        begun = torch.where(again.view(shape), begun, best[owners])
         out = self.inner(made.target, made.rng, draft=made.draft, canvas=begun, trace=trace)
         search.add_costs(made.owners, out.stats)
         return made.owners, out
 
-    def go_on(self, search, memory, items, branches, draft, trace) -> tuple:
+    def go_on(self, search, memory, items, branches, draft, trace) -> Made:
         """Go on behind beginnings of the best outputs."""
         made = particles_of(search, items, branches, draft, None)
         run = require_causal(
