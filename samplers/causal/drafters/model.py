@@ -197,6 +197,7 @@ def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor,
         The tokens [b, n(, C)], and the positions after them, long [b, n]; rows with fewer repeat
         their first.
     """
+    known = np.minimum(known, step.starts - 1)  # a row that waited is asked for its start again
     back = np.arange(int((step.starts - known).max()) - 1, -1, -1)
     at = to_device(np.maximum(step.starts[:, None] - back, known[:, None] + 1), tokens.device)
     row = torch.arange(len(tokens), device=tokens.device)[:, None]

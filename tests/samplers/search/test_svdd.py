@@ -133,12 +133,10 @@ def test_the_law_of_the_exact_value_nears_the_tilted_one_with_more_candidates():
     assert away[-1] < away[0] / 4
 
 
-def test_the_candidate_of_highest_value_maximises_and_is_further_off_than_no_steering():
-    alpha = 3.0
-    law, reach = causal_law(), max(causal_law(), key=reward)
-    target, _ = tilted(law, reward, 1 / alpha)
-    spec = {"m": 2, "scorer": reward, "value": Judged(crude)}
-    (drawn,) = search_law({"name": "svdd", "alpha": alpha, **spec}, SPACE)
-    (greedy,) = search_law({"name": "svdd_greedy", **spec}, SPACE)
-    assert greedy[reach] > drawn[reach]
-    assert total_variation(greedy, target) > total_variation(law, target)
+def test_the_candidate_of_highest_value_is_further_off_than_no_steering():
+    """It maximises: its law does not depend on alpha, and no weak tilt is like it."""
+    law = causal_law()
+    target, _ = tilted(law, reward, 1 / 10)
+    spec = {"name": "svdd_greedy", "m": 2, "scorer": reward, "value": Judged(soft_value)}
+    (greedy,) = search_law(spec, SPACE)
+    assert total_variation(greedy, target) > 2 * total_variation(law, target)
