@@ -127,7 +127,8 @@ def measured(
             out = pipe(prompts, spec, **more)
             rewards = scores_of(pipe, out, reward)
             logp = scores_of(pipe, out, likelihood)
-            passed = [pipe.modality.check(m, i.prompt).passed for m, i in zip(out, out.items)]
+            pairs = zip(out.media, out.items, strict=True)
+            passed = [pipe.modality.check(media, item.prompt).passed for media, item in pairs]
             rows.append(
                 {
                     "search": name,

@@ -27,7 +27,7 @@ from gen.config.layers import merge_layers, read_yaml
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
-from gen.config.run import RUN, make_run, refuse_commands
+from gen.config.run import RUN, make_run, refuse_commands, refuse_imports
 from gen.config.sampler_spec import every_parameter, refuse_functions
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
@@ -73,7 +73,8 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
-        trust_job: accept engine options of the file that may run commands.
+        trust_job: accept engine options of the file that may run commands, and scorers that are
+            import paths.
 
     Raises:
         GenError: for anything doubtful.
@@ -82,6 +83,8 @@ def load_config(
     tree = read_yaml(path, allow_env)
     if not trust_job:
         refuse_commands(tree.get("engine_options"), str(path_or_name))
+        for node in (tree, *(tree.get("jobs") or ())):
+            refuse_imports(node.get("sampler") if isinstance(node, Mapping) else None, str(path))
     return make_job(
         tree,
         overrides,

@@ -8,6 +8,7 @@ from typing import Any
 
 from gen.config.canonical import plain
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.import_paths import is_import_path
 
 LAYOUTS = ("files", "shards")
 ENGINES = ("local", "ray", "slurm")
@@ -46,6 +47,19 @@ def refuse_commands(options: Any, where: str) -> None:
             raise GenError(
                 f"engine_options.{key} in {where} may run commands; expected it on the command line"
                 f" (engine_options.{key}=...), or --trust-job for a file that you trust"
+            )
+
+
+def refuse_imports(sampler: Any, where: str) -> None:
+    """Refuse an import path in the sampler of a job file, such as a scorer's: it runs code, and the
+    file may be somebody else's. Raises ``GenError`` for the first one."""
+    for key, value in sampler.items() if isinstance(sampler, Mapping) else ():
+        if isinstance(value, Mapping):
+            refuse_imports(value, where)
+        elif isinstance(value, str) and is_import_path(value):
+            raise GenError(
+                f"sampler.{key} in {where} is {value!r}, which runs code; expected it on the"
+                f" command line (sampler.{key}=...), or --trust-job for a file that you trust"
             )
 
 

@@ -19,15 +19,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
-from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_type, unknown
 from gen.core.import_paths import is_import_path, load_object
 from gen.core.registry import registry
+
+if TYPE_CHECKING:  # modalities import more than a look-up of samplers needs
+    from gen.contracts.modality import Modality
 
 
 @dataclass(frozen=True)

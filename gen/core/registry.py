@@ -100,6 +100,10 @@ class Registry:
 
     def get(self, kind: str, name: str, where: str = "") -> Any:
         """Looks up one object. Raises ``GenError`` that names the nearest known name."""
+        for home in HOMES.get(kind, ()):  # a later home need not be imported for it
+            self._load(home, lambda home=home: _import_home(home))
+            if isinstance(name, str) and name in self._kinds.get(kind, {}):
+                return self._kinds[kind][name]
         table = self.table(kind)
         if not isinstance(name, str) or name not in table:
             raise unknown(kind, name, table, where)

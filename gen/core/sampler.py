@@ -298,8 +298,8 @@ def spell(sampler: SamplerSpec) -> dict[str, Any]:
     return {"name": names[0], **dataclasses.asdict(sampler)}
 
 
-def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
-    """Return the class of a sampler or preset.
+def sampler_class(sampler: SamplerSpec, where: str = "") -> type[Sampler]:
+    """Return the class of a sampler or preset; ``where`` is the location of the spec, for messages.
 
     Raises:
         GenError: the name is unknown, or there is none.
@@ -313,7 +313,7 @@ def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
             f"the sampler has no name; expected one of {', '.join([*samplers, *presets])}"
         )
     if name not in samplers and name not in presets:
-        raise unknown("sampler", name, [*samplers, *presets])
+        raise unknown("sampler", name, [*samplers, *presets], where)
     return samplers[presets[name].sampler if name in presets else name]
 
 
@@ -382,15 +382,9 @@ def resolve_sampler(
     if isinstance(spec, Sampler):
         return spec, require_answerable(spec, SamplingParams(**explicit))
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = given.pop("name", None)
-    if not isinstance(name, str):
-        raise GenError(
-            "the sampler has no name; expected one of"
-            f" {', '.join([*registry.table('sampler'), *registry.table('preset')])}"
-        )
+    sampler_class(spec, where)  # an unknown name fails here
+    name: str = given.pop("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
-    if name not in samplers and name not in presets:
-        raise unknown("sampler", name, [*samplers, *presets], where)
     if name in presets:
         preset: Preset = presets[name]
         for key, value in preset.sampling.items():

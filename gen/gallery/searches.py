@@ -50,7 +50,7 @@ def search_card(files: Files, row: Row) -> Values | None:
 
 
 def _node(record: Values, number: int) -> Values:
-    """Return one candidate: its place, words and score."""
+    """Return one candidate: its level, words and score."""
     score, weights, words = record["score"][number], record.get("weight"), record.get("label")
     texts = record.get("text")
     weight = weights[number] if isinstance(weights, list) else None

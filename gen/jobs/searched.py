@@ -1,7 +1,7 @@
 """Searches in a job folder: what the row of an item says about them, and the file of their
 candidates.
 
-A row has the record ``search``: place, score and weight of every candidate that is shown, one list
+A row has the record ``search``: level, score and weight of every candidate that is shown, one list
 each, and how many there were. The candidates' media are thumbnails on one sheet beside the output,
 ``<stem>.search.png``, or excerpts of their texts in the record. A large search is thinned out: at
 most ``LEVELS`` levels, evenly spaced, of ``WIDTH`` candidates each, those on the path to the output

@@ -49,7 +49,7 @@ class CandidateOutput:
         return self.decode()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the place in the tree, score and weight as plain data, without tokens or media."""
+        """Return the position in the tree, score and weight as plain data, without media."""
         found: dict[str, Any] = {
             "level": self.level,
             "parent": self.parent,

@@ -8,7 +8,6 @@ from typing import Any
 from gen.core.rng import RNG
 from gen.core.sampler import Callback, Sampler
 from gen.core.stats import SampleOutput
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import CausalRun, Drafter, decode_causal
 
 
@@ -18,11 +17,11 @@ class CausalSampler(Sampler):
     protocol = "causal"
 
     @abstractmethod
-    def make_drafter(self, target: CausalTarget, draft: Any) -> Drafter:
+    def make_drafter(self, target: Any, draft: Any) -> Drafter:
         """Make the drafter of one call.
 
         Args:
-            target: model, prompts and sampling parameters of the items.
+            target: causal target of the items, of tokens or of latents.
             draft: target of the draft model, or of each where there are several; None without one.
 
         Raises:

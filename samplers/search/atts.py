@@ -42,10 +42,11 @@ from gen.core.registry import register
 from gen.core.stats import SampleOutput, Stats
 from gen.models.load.locate import locate
 from gen.samplers.search.aggregations.base import read_aggregation
-from gen.samplers.search.base import Search, SearchSampler, num_tokens
+from gen.samplers.search.base import Particles, Search, SearchSampler, num_tokens
 from gen.samplers.search.best_of import collect
 from gen.samplers.search.early_answer import require_number
-from gen.samplers.search.rounds import draw, particles_of
+from gen.samplers.search.progress import Progress
+from gen.samplers.search.rounds import draw
 
 FILE = "config.json"
 
@@ -111,19 +112,19 @@ class ATTS(SearchSampler):
         return critical_score(read_calibration(self.calibration), self.alpha)
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        least = self.least_score()
+        least, progress = self.least_score(), Progress(callback, 2)
         search = Search(self, target, rng)
         every = np.arange(target.items)
         # noise that the test has seen is not used again: drafts have branches behind the target's
         branches = np.tile(np.arange(self.n, 2 * self.n), (len(every), 1))
-        owners, drafts = self.drafts(search, draft, every, branches, trace)
+        told = progress.watch(self.inner, np.repeat(every, self.n))
+        owners, drafts = self.drafts(search, told, draft, every, branches, trace)
         rejected = self.scores(search, owners, drafts.tokens) <= least
         rejected &= search.has_budget()[owners]
         which = rejected.nonzero()[0]
         if len(which):
-            _, redrawn = draw(
-                search, self.inner, owners[which], (which % self.n)[:, None], trace=trace
-            )
+            told = progress.watch(self.inner, owners[which])
+            _, redrawn = draw(search, told, owners[which], (which % self.n)[:, None], trace=trace)
             tokens, traces = drafts.tokens.clone(), drafts.traces
             tokens[torch.from_numpy(which).to(tokens.device)] = redrawn.tokens
             if traces is not None and redrawn.traces is not None:
@@ -136,11 +137,11 @@ class ATTS(SearchSampler):
         return out
 
     def drafts(
-        self, search: Search, draft: Any, items: np.ndarray, branches: np.ndarray, trace: bool
+        self, search: Search, told: Any, draft: Any, items: np.ndarray, branches, trace: bool
     ) -> tuple[np.ndarray, SampleOutput]:
         """Draw the draft model's samples, whose passes count as those of a draft model."""
-        made = particles_of(search, items, branches, draft, None)
-        out = self.inner(made.draft, made.rng, trace=trace)
+        made = Particles(search.target, search.rng, draft, None, items, branches)
+        out = told(made.draft, made.rng, trace=trace)
         costs = [Stats(0, 0, 0, 0, 0.0, draft_nfe=s.nfe, seconds=s.seconds) for s in out.stats]
         search.add_costs(made.owners, costs)
         return made.owners, out

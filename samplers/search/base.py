@@ -7,7 +7,7 @@ item. Branch 0 draws as the item itself does, so one particle is the base sample
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -99,6 +99,26 @@ class SearchSampler(Sampler):
         return self.inner.constraint_refusal
 
 
+class OwnersEvaluator:
+    """Evaluator of a target whose items are particles (``gen.contracts.scorer.Evaluator``).
+
+    Args:
+        evaluator: evaluator of the items.
+        owners: item of each particle, int64 [n].
+    """
+
+    def __init__(self, evaluator: Evaluator, owners: np.ndarray):
+        self.evaluator, self.owners = evaluator, owners
+
+    def scores(
+        self, scorer: Scorer, tokens: Tensor, items: np.ndarray, known: Tensor | None = None
+    ) -> np.ndarray:
+        return self.evaluator.scores(scorer, tokens, self.owners[items], known)
+
+    def answers(self, tokens: Tensor, items: np.ndarray) -> list[Hashable]:
+        return self.evaluator.answers(tokens, self.owners[items])
+
+
 class Particles:
     """Particles of some items: P copies of each with noise of their own.
 
@@ -134,6 +154,8 @@ class Particles:
         self.branches = branches.reshape(-1).astype(np.int64)
         at_once = len(items) if stepped else target.rows
         self.target = self._of_owners(target, at_once)
+        if target.evaluator is not None:
+            self.target.evaluator = OwnersEvaluator(target.evaluator, self.owners)
         drafts = draft if isinstance(draft, (list, tuple)) else [draft]
         expanded = tuple(None if d is None else self._of_owners(d, at_once) for d in drafts)
         self.draft = expanded if isinstance(draft, (list, tuple)) else expanded[0]
@@ -193,10 +215,18 @@ class Search:
 
     def has_budget(self) -> np.ndarray:
         """Find the items that have not spent their budget: bool [N]."""
+        return self.affords(self.costs)
+
+    def affords(self, costs: Sequence[Sequence[Stats]]) -> np.ndarray:
+        """Tell which of some items have not spent their budget: bool [n].
+
+        Args:
+            costs: statistics of what each of them has cost.
+        """
         if self.budget is None:
-            return np.ones(len(self.costs), dtype=bool)
+            return np.ones(len(costs), dtype=bool)
         seconds = time.perf_counter() - self.began
-        spent = [self.budget.is_spent(joint_cost(c), seconds) for c in self.costs]
+        spent = [self.budget.is_spent(joint_cost(c), seconds) for c in costs]
         return ~np.asarray(spent, dtype=bool)
 
     def choose(self, logp: np.ndarray, purpose: str, step: int, items: np.ndarray) -> np.ndarray:

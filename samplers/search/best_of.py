@@ -7,8 +7,8 @@
 
 References: Stiennon et al., "Learning to summarize from human feedback" (arXiv 2009.01325); with a
 rater of images, the inference-time scaling of Lumina-mGPT 2.0 (arXiv 2507.17801).
-Guarantee: that of ``base``, relative to the best of n of the base's reference: the law above is
-exact where the base is.
+Guarantee: that of ``base``, relative to the best of n of the base's reference: the
+distribution above is exact where the base is.
 Parameters: ``n``, ``aggregation`` (``best``; ``majority``, ``weighted`` and ``tournament`` stand
 in ``gen.samplers.search.aggregations``, with their rules and references).
 With a ``budget``, candidates are drawn one after the other until the item has spent it.

@@ -39,9 +39,10 @@ from gen.core.params import choice, integer, number
 from gen.core.registry import register
 from gen.core.stats import Candidate, SampleOutput, TraceStep
 from gen.samplers.engine.resume import load, require_causal
-from gen.samplers.search.base import Search, SearchSampler, num_tokens
+from gen.samplers.search.base import Particles, Search, SearchSampler, num_tokens
 from gen.samplers.search.early_answer import require_number
-from gen.samplers.search.rounds import draw, particles_of
+from gen.samplers.search.progress import Progress
+from gen.samplers.search.rounds import draw
 
 Made = tuple[np.ndarray, SampleOutput]  # item of each candidate, and their output
 
@@ -76,30 +77,29 @@ class IAD(SearchSampler):
             read_scorer(self.value, "sampler.value")
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        search = Search(self, target, rng)
+        search, progress = Search(self, target, rng), Progress(callback, self.rounds)
         memory = Memory(self, search, canvas, trace)
         items = np.arange(target.items)
         for number_of_round in range(self.rounds):
             first = number_of_round * self.n
             branches = np.tile(np.arange(first, first + self.n), (len(items), 1))
             if not number_of_round or not self.keep:
-                made = draw(
-                    search, self.inner, items, branches, draft=draft, canvas=canvas, trace=trace
-                )
+                told = progress.watch(self.inner, np.repeat(items, self.n))
+                made = draw(search, told, items, branches, draft=draft, canvas=canvas, trace=trace)
             elif self.protocol == "causal":
-                made = self.go_on(search, memory, items, branches, draft, trace)
+                made = self.go_on(search, progress, memory, items, branches, draft, trace)
             else:
-                made = self.refill(search, memory, items, branches, draft, trace)
+                made = self.refill(search, progress, memory, items, branches, draft, trace)
             memory.add(number_of_round, *made)
             items = items[memory.goes_on()[items]]
             if not len(items):
                 break
         return memory.output()
 
-    def refill(self, search, memory, items, branches, draft, trace) -> Made:
+    def refill(self, search, progress, memory, items, branches, draft, trace) -> Made:
         """Decode canvases that hold a part of the best outputs."""
         best = memory.tokens
-        made = particles_of(search, items, branches, draft, None)
+        made = Particles(search.target, search.rng, draft, None, items, branches)
         space = search.target.space
         length = best.shape[1]
         rows = torch.arange(len(made.owners), device=best.device)
@@ -121,13 +121,14 @@ class IAD(SearchSampler):
         shape = (*again.shape, *[1] * (best.ndim - 2))
         owners = torch.from_numpy(made.owners).to(best.device)
         begun = torch.where(again.view(shape), begun, best[owners])
-        out = self.inner(made.target, made.rng, draft=made.draft, canvas=begun, trace=trace)
+        told = progress.watch(self.inner, made.owners)
+        out = told(made.target, made.rng, draft=made.draft, canvas=begun, trace=trace)
         search.add_costs(made.owners, out.stats)
         return made.owners, out
 
-    def go_on(self, search, memory, items, branches, draft, trace) -> Made:
+    def go_on(self, search, progress, memory, items, branches, draft, trace) -> Made:
         """Go on behind beginnings of the best outputs."""
-        made = particles_of(search, items, branches, draft, None)
+        made = Particles(search.target, search.rng, draft, None, items, branches)
         run = require_causal(
             self.inner.begin(made.target, made.rng, draft=made.draft, trace=trace),
             "iad",
@@ -136,8 +137,10 @@ class IAD(SearchSampler):
         lengths = self.beginnings(search, memory, items)
         owners = torch.from_numpy(made.owners).to(memory.tokens.device)
         load(run, memory.tokens[owners], np.repeat(lengths, self.n))
+        report = progress.next(made.owners)
         while not run.is_over:
             run.step()
+            run.report(report)
         out = run.output()
         search.add_costs(made.owners, out.stats)
         return made.owners, out
@@ -216,7 +219,9 @@ class Memory:
             wanted = self.search.target.space.is_masked(self.canvas[item]).cpu()
         said = {position for step in steps for position in step.committed}
         kept = [n for n in wanted.nonzero()[:, 0].tolist() if n not in said]
-        return [TraceStep([], [], {n: tokens[n].tolist() for n in kept}), *steps] if kept else steps
+        if not kept:
+            return steps
+        return [TraceStep(kept, [], {n: tokens[n].tolist() for n in kept}), *steps]
 
     def goes_on(self) -> np.ndarray:
         """Find the items that are not done: bool [N]."""

@@ -6,8 +6,8 @@
     Z^      *= mean_j w_j, w_j = 1           at every resampling; else the weights are carried on
     Z^      *= mean_j w_j                    at the end
 
-E[Z^] = Z = E_p[exp(lam r(x))], and a particle drawn by its weight, weighted by Z^, has the law
-p(x) exp(lam r(x)) / Z, for any values, potentials and times of resampling.
+E[Z^] = Z = E_p[exp(lam r(x))], and a particle drawn by its weight, weighted by Z^, has the
+distribution p(x) exp(lam r(x)) / Z, for any values, potentials and times of resampling.
 """
 
 from __future__ import annotations

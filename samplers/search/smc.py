@@ -14,7 +14,7 @@ References: Del Moral, Doucet & Jasra, "Sequential Monte Carlo samplers" (JRSS B
 al., "Practical and Asymptotically Exact Conditional Sampling in Diffusion Models" (arXiv
 2306.17775); for language models, Lew et al. (arXiv 2306.03081).
 Guarantee: approximate, relative to p(x) exp(lam r(x)) / Z. E[Z^] = Z for any P and any values; the
-law of the output is right for P -> infinity.
+distribution of the output is right for P -> infinity.
 Parameters: ``particles``, ``lam``, ``resample``, ``select``, ``value``, ``block``.
 Presets: ``smc``; ``smc_adaptive``, which resamples where ESS < P / 2.
 Limit: particles = 1 or lam = 0 is ``base``.

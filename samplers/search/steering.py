@@ -181,6 +181,8 @@ class Steered:
         self.scores = np.zeros((len(items), self.count))
         # finished particles whose score is their reward, bool [n, P]
         self.rewarded = np.zeros((len(items), self.count), dtype=bool)
+        # particle that an item without budget goes on with, -1 where it has some, int64 [n]
+        self.alone = np.full(len(items), -1)
         self.candidates: list[list[Candidate]] = [[] for _ in items]
         # number of each particle's candidate of the level before, int64 [n, P]
         self.before: np.ndarray | None = None
@@ -204,12 +206,37 @@ class Steered:
             self.note(estimate, goes_on, number)
             self.take(index)
             goes_on &= ~done.all(1)
+            goes_on &= ~self.settle(goes_on)
             number += 1
             self.report(callback, estimate, number)
+        while not self.run.is_over:
+            self.run.advance(block)
         out = self.run.output()
         self.search.add_costs(self.particles.owners, out.stats)
-        self.out, self.chosen = out, self.rule.finish(self.items, self.scores)
+        chosen = self.rule.finish(self.items, self.scores)
+        self.out, self.chosen = out, np.where(self.alone < 0, chosen, self.alone)
         self.mark()
+
+    def settle(self, goes_on: np.ndarray) -> np.ndarray:
+        """Leave items that have spent their budget the particle of highest score alone.
+
+        Args:
+            goes_on: items that are still decided about, bool [n].
+
+        Returns:
+            Items that spent it now, bool [n].
+        """
+        if self.search.budget is None or not goes_on.any():
+            return np.zeros_like(goes_on)
+        stats, count = self.run.output().stats, self.count
+        costs = [stats[i * count : (i + 1) * count] for i in range(len(self.items))]
+        spent = goes_on & ~self.search.affords(costs)
+        best = self.scores.argmax(1)
+        self.alone = np.where(spent, best, self.alone)
+        others = spent[:, None] & (np.arange(count) != best[:, None])
+        if others.any():
+            self.run.drop(others.reshape(-1))
+        return spent
 
     def score(self, estimate: Estimate, goes_on: np.ndarray, done: np.ndarray) -> None:
         """Score the particles of items that go on: a finished one by the reward."""

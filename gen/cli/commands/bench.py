@@ -52,6 +52,14 @@ def add_bench(commands: Commands) -> None:
             " instead of a network"
         ),
     )
+    _add_protocol_flag(parser)
+    _add_amount_flags(parser)
+    _add_report_flags(parser)
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+
+
+def _add_protocol_flag(parser: Parser) -> None:
     parser.add_argument(
         "--protocol",
         choices=["usual", "speed", "search"],
@@ -62,10 +70,6 @@ def add_bench(commands: Commands) -> None:
             " forward passes"
         ),
     )
-    _add_amount_flags(parser)
-    _add_report_flags(parser)
-    add_model_flags(parser)
-    add_sampling_flags(parser)
 
 
 def _add_amount_flags(parser: Parser) -> None:

@@ -28,7 +28,7 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--trust-job",
         action="store_true",
-        help="accept engine_options of the job file that can run commands",
+        help="accept engine_options and import paths of the job file that can run code",
     )
     parser.add_argument(
         "--dry-run",

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.protocol import protocols_of
 from gen.contracts.scorer import Sample, Scorer
 from gen.core.errors import GenError, bad_value
@@ -25,7 +24,6 @@ from gen.core.registry import register
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
-from gen.pipeline.models import same_frontend
 
 ROWS = 32  # outputs of a forward pass
 IMPOSSIBLE = -50.0  # log-probability of a token that the model cannot make
@@ -58,6 +56,10 @@ class LogLikelihood(Scorer):
         Raises:
             GenError: the model is not a causal one of tokens, or has another frontend.
         """
+        # a look-up of scorers must not import transformers and modalities
+        from gen.contracts.checkpoint import Checkpoint
+        from gen.pipeline.models import same_frontend
+
         own = models.model_name(request.spec)
         name = own if self.model is None else self.model
         model, binding, frontend = models.bound(name)
