@@ -31,6 +31,7 @@ from gen.core.sampler import Sampler, resolve_sampler, spell
 from gen.samplers.search.aggregations.base import read_aggregation
 from gen.samplers.search.base import Search, SearchSampler
 from gen.samplers.search.best_of import collect
+from gen.samplers.search.progress import Progress
 from gen.samplers.search.rounds import draw
 
 
@@ -82,16 +83,18 @@ class EarlyAnswer(SearchSampler):
         return resolve_sampler(self.then, where="sampler.then")[0]
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        search = Search(self, target, rng)
+        search, progress = Search(self, target, rng), Progress(callback, 2)
         every = np.arange(target.items)
         branches = np.tile(np.arange(self.n), (len(every), 1))
         more = {"canvas": canvas, "trace": trace}
-        outs = [draw(search, self.inner, every, branches, draft=draft, **more)]
+        told = progress.watch(self.inner, np.repeat(every, self.n))
+        outs = [draw(search, told, every, branches, draft=draft, **more)]
         left = every[~self.answered(search, *outs[0]) & search.has_budget()]
         if len(left):
             branches = np.tile(np.arange(self.n, self.n + self.more), (len(left), 1))
             draft = draft if self.second.drafted else None
-            outs.append(draw(search, self.second, left, branches, draft=draft, **more))
+            told = progress.watch(self.second, np.repeat(left, self.more))
+            outs.append(draw(search, told, left, branches, draft=draft, **more))
         return collect(search, outs, trace, read_aggregation(self.aggregation))
 
     def answered(self, search: Search, owners: np.ndarray, out: Any) -> np.ndarray:
