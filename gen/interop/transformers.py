@@ -336,10 +336,10 @@ def _require_sampler(sampler: Sampler, drafts: list[Any], request: Request) -> N
             f"sampler {name} needs a {sampler.draft_protocol or 'causal'} draft model; expected"
             " draft_model=, a causal language model, or another sampler"
         )
-    if sampler.drafted and sampler.draft_model:
+    named = [model for model in sampler.draft_names if model is not None]
+    if named:
         raise GenError(
-            f"sampler.draft_model is {sampler.draft_model!r}; expected the model itself as"
-            " draft_model="
+            f"sampler.draft_model is {named[0]!r}; expected the model itself as draft_model="
         )
     if len(drafts) > 1 and not sampler.takes_several_drafts:
         raise GenError(
