@@ -95,6 +95,7 @@ def test_a_lost_sheet_is_made_again(folder, tmp_path):
     assert contents(out) == whole
 
 
+@pytest.mark.slow
 def test_a_killed_job_resumes_to_the_undisturbed_folder(folder, tmp_path):
     out = tmp_path / "out"
     tree = {**TREE, "out": str(out), "batch_size": 1}

@@ -68,7 +68,7 @@ def pipes():
 
 
 @pytest.mark.parametrize(("name", "kind"), NAMES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_a_finished_output_is_judged_by_the_media_that_the_call_returns(pipes, name, kind):
     pipe, recorder = pipes(name), Recorder()
     spec = CAUSAL if kind == "causal" else {**MASKED, "base": STEPS}
@@ -84,7 +84,7 @@ def test_a_finished_output_is_judged_by_the_media_that_the_call_returns(pipes, n
 
 
 @pytest.mark.parametrize(("name", "kind"), NAMES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_an_unfinished_output_decodes_and_every_reward_of_its_modality_judges_it(pipes, name, kind):
     from gen.core.registry import registry
 

@@ -68,6 +68,7 @@ def decode(method, base, items=(0, 1, 2, 3, 4), space=None, trace=False):
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thinned(4)
 def test_an_item_alone_is_the_item_in_a_batch_in_any_order(method, base):
     batch = decode(method, base)
     order = (3, 0, 4, 2, 1)
@@ -108,6 +109,7 @@ def test_control_resampling_across_items_mixes_them(monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.thinned(4)
 def test_the_limit_is_the_base_token_for_token(spec, base, monkeypatch):
     monkeypatch.setitem(METHODS, "limit", spec)
     found = decode("limit", base)
@@ -123,6 +125,7 @@ def test_the_limit_is_the_base_token_for_token(spec, base, monkeypatch):
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thinned(4)
 def test_chosen_candidates_are_the_ancestry_of_the_output(method, base):
     out = decode(method, base, trace=True)
     for tokens, found in zip(out.tokens, out.candidates, strict=True):

@@ -97,6 +97,7 @@ REGISTERED = [name for name in NAMES if SPECS[name]["name"] == name]
 
 
 @pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.thinned(6)
 def test_one_particle_is_the_base_token_for_token(name):
     inner, sampling = sampler_of(name)
     base = run_bench(inner, inner, sampling)
@@ -117,6 +118,7 @@ BLIND_TO_WINDOWS = [
 
 
 @pytest.mark.parametrize("name", BLIND_TO_WINDOWS)
+@pytest.mark.thinned(9)
 def test_blocks_change_no_token_where_windows_do_not(name):
     inner, sampling = sampler_of(name)
     base = run_bench(inner, inner, sampling)
@@ -164,6 +166,7 @@ class Copied(Sampler):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thinned(14)
 def test_a_copy_with_the_same_noise_repeats_its_ancestor(name):
     """All state follows: caches, drafts, tables, windows and schedules of the row."""
     inner, sampling = sampler_of(name)
