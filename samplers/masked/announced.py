@@ -41,9 +41,7 @@ def announcing(parts: PartSet, params) -> PartSet:
     return replace(parts, order=order)
 
 
-def announced(
-    parts: PartSet, params, step: MaskedStep, score: Tensor, num_next: Tensor
-) -> Tensor:
+def announced(parts: PartSet, params, step: MaskedStep, score: Tensor, num_next: Tensor) -> Tensor:
     """Find the positions that this step and the next ones of the block commit.
 
     Args:

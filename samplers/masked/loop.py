@@ -229,16 +229,18 @@ def predict(run: MaskedRun, step: MaskedStep) -> None:
     if not run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
     run.batch.target.prepare(step)
+    partial = None
     if left_out is None:
         output = run.batch.target.predict(step.canvas)
         fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
+        partial = None if output.fresh is None else ~fresh.all(1)
         step.prediction = Prediction(output.logprobs, output.raw, fresh, under=output.under)
         counts = output.num_computed_tokens, output.num_computed_positions
     else:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    run.recorder.add(run.batch.slots.items, *counts)
+    run.recorder.add(run.batch.slots.items, *counts, partial=partial)
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:

@@ -46,9 +46,9 @@ def needs(*names: str) -> Callable[[Part], Part]:
     Args:
         names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker, ``ROUNDED_UP``
             for a schedule, ``ANNOUNCED`` for a cache policy, ``COUNTED`` for a selector that takes
-            the highest scores, as many as the number of the step says, ``LIKELIEST`` for a proposer that takes the likeliest token: where its
-            token may not stand beside others of the step, the loop draws none, but takes the
-            likeliest that may.
+            the highest scores, as many as the number of the step says, ``LIKELIEST`` for a proposer
+            that takes the likeliest token: where its token may not stand beside others of the step,
+            the loop draws none, but takes the likeliest that may.
 
     Returns:
         A decorator that returns the part unchanged.

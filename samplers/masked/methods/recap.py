@@ -37,7 +37,7 @@ import torch
 from gen.core.method import Limit, method
 from gen.core.params import flag, integer
 from gen.core.registry import register
-from gen.models.targets.cached_masked import Plan, Slots
+from gen.models.targets.partial import Plan, Slots
 from gen.samplers.masked.parts.caches import CacheParams, all_columns, as_columns
 from gen.samplers.masked.step import ANNOUNCED, MaskedStep, needs
 
@@ -82,9 +82,7 @@ def partial(step: MaskedStep, slots: Slots) -> Plan:
     is_full = step.is_first_step | (num_local == 0) | is_over | (slots.steps_since_refresh < 0)
     group_length = step.params.cache_refresh or 2
     planned = torch.where(step.step_index < step.params.cache_warmup, 0, group_length - 1)
-    step.memory.update(
-        is_local=~is_full, num_local=torch.where(is_full, planned, num_local - 1)
-    )
+    step.memory.update(is_local=~is_full, num_local=torch.where(is_full, planned, num_local - 1))
     compute = as_columns(group, slots)
     if step.params.cache_condition:
         compute[:, : slots.prefix] = True

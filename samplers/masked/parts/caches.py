@@ -53,7 +53,8 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.params import Params, flag, integer
 from gen.core.registry import register, registry
-from gen.models.targets.cached_masked import Plan, Slots, cached
+from gen.models.targets.cached_masked import cached
+from gen.models.targets.partial import Plan, Slots
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import (
     ANNOUNCED,
@@ -144,14 +145,18 @@ def _require_announced(params) -> None:
 def none(step: MaskedStep, slots: Slots) -> Plan:
     """Compute all positions in every forward pass."""
     return Plan(
-        all_columns(slots), all_columns(slots), torch.ones_like(slots.steps_since_refresh, dtype=torch.bool)
+        all_columns(slots),
+        all_columns(slots),
+        torch.ones_like(slots.steps_since_refresh, dtype=torch.bool),
     )
 
 
 @register("cache_policy", "prefix", params=CacheParams)
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """Keep the keys before the block."""
-    return Plan(_from_block(step, slots), all_columns(slots), step.is_first_step | is_due(step, slots))
+    return Plan(
+        _from_block(step, slots), all_columns(slots), step.is_first_step | is_due(step, slots)
+    )
 
 
 @register("cache_policy", "dual", params=CacheParams)
