@@ -37,6 +37,9 @@ is its delay of one step. ``freecache`` keeps the keys of the positions that end
 with ``cache_settle`` it computes them once more. The other policies compute the block until it is
 complete and refresh at the next.
 
+``partial`` computes the positions that the scores of the last full pass announced
+(``gen.samplers.masked.announced``); so its selector counts and nothing is masked again.
+
 Policies read no distribution, because they run before the forward pass that computes it. So the
 block schedule must not read one either, nor the order of ``delayed_greedy``, which has to know the
 positions to be committed in advance. Only positions that the pass computed are committed, however

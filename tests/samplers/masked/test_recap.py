@@ -17,6 +17,7 @@ from gen.core.sampler import resolve_sampler
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.targets.cached_masked import CachedMaskedTarget, cached
 from gen.models.targets.partial import Plan
+from gen.pipeline.pipeline import load
 from gen.samplers.masked import announced, loop
 from gen.samplers.masked.step import COUNTED, needs_of
 
@@ -265,6 +266,29 @@ def test_passes_are_full_and_local_ones_and_positions_those_of_the_groups(
     assert (stats.nfe, stats.nfe - stats.partial_nfe) == (steps, full)
     group = each * refresh + P * condition
     assert stats.tokens_computed == full * (P + T) + (steps - full) * group
+
+
+# --- the embedded models
+
+FAST = ("text", "action")
+MODALITIES = [
+    pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
+    for name in ("text", "action", "motion", "speech", "image", "video")
+]
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_every_masked_model_of_the_zoo_takes_it(modality):
+    pipe = load(modality, dtype="float64")
+    prompt, spec = pipe.modality.example_prompts(1, 0), {"name": "maskgit", "steps": 8}
+    few = {"cache": "partial", "cache_warmup": 2}
+    base, same, local = (
+        pipe(prompt, {**spec, **more}, seed=1) for more in ({}, few | {"cache_refresh": 1}, few)
+    )
+    assert torch.equal(same.tokens, base.tokens)
+    costs = [out.stats[0].tokens_computed for out in (base, same, local)]
+    assert costs[0] == costs[1] > costs[2]
+    assert (local.stats[0].nfe, local.stats[0].partial_nfe) == (base.stats[0].nfe, 3)
 
 
 # --- refusals
