@@ -26,10 +26,10 @@ class Stats:
         acceptance_histogram: entry k is the number of forward passes after which k drafts were
             accepted; empty where nothing is drafted.
         draft_nfe: forward passes of the draft model, if there is one.
-        partial_nfe: forward passes of ``nfe`` that computed a part of a masked canvas; None without
-            a cache policy.
         seconds: wall time of the batch the item was in, divided by its rows.
         peak_memory: bytes on the device; None on a CPU.
+        partial_nfe: forward passes of ``nfe`` that computed a part of a masked canvas; None without
+            a cache policy.
     """
 
     nfe: int
@@ -40,9 +40,9 @@ class Stats:
     draft_acceptance_rate: float | None = None
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_nfe: int | None = None
-    partial_nfe: int | None = None
     seconds: float = 0.0
     peak_memory: int | None = None
+    partial_nfe: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as plain data."""

@@ -54,7 +54,8 @@ def announced(parts: PartSet, params, step: MaskedStep, score: Tensor, num_next:
     Returns:
         The positions, bool [b, T].
     """
-    assert step.proposal is not None and step.block is not None, "the order runs after both"
+    block = step.block
+    assert step.proposal is not None and block is not None, "the order runs after both"
     now = replace(step, proposal=replace(step.proposal, score=score))
     group = torch.zeros_like(step.masked)
     for ahead in range(int(num_next.max()) + 1):
@@ -62,6 +63,6 @@ def announced(parts: PartSet, params, step: MaskedStep, score: Tensor, num_next:
         group |= at_least_one(now, parts.selector(now)) & is_counted[:, None]
         masked = step.masked & ~group
         count = (masked & step.open).sum(1)
-        block = next_progress(parts, params, now.block, count)
+        block = next_progress(parts, params, block, count)
         now = replace(now, view=replace(step.view, masked=masked), block=block)
     return group
