@@ -4,7 +4,10 @@
 a cache and with ``cache: partial``, and prints one row per sampler: captions passed (the pixel
 checker), the paired difference to the same sampler without a cache and its standard error over
 captions, forward passes as full + partial, positions computed and their share, milliseconds per
-image.
+image. The samplers are JSON, and the first is the one that the others are compared with:
+
+    python -m gen.recipes.image.partial --seeds 1 '{"name": "maskgit", "steps": 16}' \\
+        '{"name": "maskgit", "steps": 16, "cache": "partial", "cache_warmup": 0}'
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ def row(found: dict[str, Any], base: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure the samplers given as JSON; the first is the one that others are compared with."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("specs", nargs="+", help="samplers, as JSON")
     parser.add_argument("--model", default="image-masked", choices=SAMPLING)
     parser.add_argument("--held-out", type=int, default=200)
