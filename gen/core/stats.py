@@ -28,6 +28,8 @@ class Stats:
         draft_nfe: forward passes of the draft model, if there is one.
         seconds: wall time of the batch the item was in, divided by its rows.
         peak_memory: bytes on the device; None on a CPU.
+        partial_nfe: forward passes of ``nfe`` that computed a part of a masked canvas; None without
+            a cache policy.
     """
 
     nfe: int
@@ -40,6 +42,7 @@ class Stats:
     draft_nfe: int | None = None
     seconds: float = 0.0
     peak_memory: int | None = None
+    partial_nfe: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as plain data."""

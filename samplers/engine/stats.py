@@ -28,6 +28,7 @@ class _Note(NamedTuple):
     accepted: Counts
     drafted: Counts
     ran: Counts
+    partial: Counts | None
 
 
 class StatsRecorder:
@@ -56,6 +57,7 @@ class StatsRecorder:
         accepted: Counts = 0,
         drafted: Counts = 0,
         ran: Counts | None = None,
+        partial: Counts | None = None,
     ) -> None:
         """Note one step. Nobody may write to the arrays afterwards.
 
@@ -67,10 +69,18 @@ class StatsRecorder:
             accepted: drafts that were accepted.
             drafted: drafts that were verified.
             ran: whether the step was a forward pass of the row (bool [b]); None means it was.
+        partial: whether a pass computed a part of a canvas (bool [b]); None means none does.
         """
         self.notes.append(
             _Note(
-                items, computed, positions, committed, accepted, drafted, 1 if ran is None else ran
+                items,
+                computed,
+                positions,
+                committed,
+                accepted,
+                drafted,
+                1 if ran is None else ran,
+                partial,
             )
         )
 
@@ -112,6 +122,8 @@ class StatsRecorder:
 
         nfe, computed, positions = map(total, ("ran", "computed", "positions"))
         accepted, drafted = map(total, ("accepted", "drafted"))
+        caches = any(note.partial is not None for note in self.notes)
+        partial = total("partial") if caches else [None] * self.items
         made = total("committed") if num_tokens is None else list(num_tokens)
         histograms = self._histograms(rows)
         stats = [
@@ -124,6 +136,7 @@ class StatsRecorder:
                 draft_acceptance_rate=accepted[i] / drafted[i] if drafted[i] else None,
                 acceptance_histogram=histograms[i] if drafted[i] else [],
                 draft_nfe=None if draft_nfe is None else draft_nfe[i],
+                partial_nfe=partial[i],
                 seconds=seconds / len(tokens),
                 peak_memory=memory,
             )
@@ -152,6 +165,7 @@ def _column(values: Iterable[Counts], notes: Sequence[_Note]) -> np.ndarray:
     """Join one count of all steps: int64 [sum of b]."""
     arrays = [np.zeros(0, dtype=np.int64)]
     for value, note in zip(values, notes, strict=True):
+        value = 0 if value is None else value
         here = value.cpu().numpy() if isinstance(value, Tensor) else value
         arrays.append(np.broadcast_to(np.asarray(here, dtype=np.int64), len(note.items)))
     return np.concatenate(arrays)

@@ -46,6 +46,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
@@ -54,18 +55,23 @@ from gen.models.targets.block import Block
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
+from gen.samplers.masked.announced import announcing
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.constrained import Changes, settle
 from gen.samplers.masked.part_set import PartSet, Revision, make_parts
 from gen.samplers.masked.parts.caches import with_cache
+from gen.samplers.masked.progress import progress_of
 from gen.samplers.masked.step import (
+    ANNOUNCED,
     BlockProgress,
     CanvasView,
     MaskedStep,
     Prediction,
     TokenProposal,
+    at_least_one,
     highest,
+    needs_of,
 )
 
 
@@ -182,6 +188,8 @@ def begin_run(
     require_constraint_kept(params, target.space)
     parts = make_parts(params, target.space, target.device, overrides)
     target = with_cache(target, params)
+    if ANNOUNCED in needs_of(registry.get("cache_policy", params.cache)):
+        parts = announcing(parts, params)
     if parts.remasker_reads_left_out and isinstance(target, Block):
         raise GenError(
             f"sampler.remasker is {params.remasker!r}, which needs the log-probability of every"
@@ -221,16 +229,18 @@ def predict(run: MaskedRun, step: MaskedStep) -> None:
     if not run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
     run.batch.target.prepare(step)
+    partial = None
     if left_out is None:
         output = run.batch.target.predict(step.canvas)
         fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
+        partial = None if output.fresh is None else ~fresh.all(1)
         step.prediction = Prediction(output.logprobs, output.raw, fresh, under=output.under)
         counts = output.num_computed_tokens, output.num_computed_positions
     else:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    run.recorder.add(run.batch.slots.items, *counts)
+    run.recorder.add(run.batch.slots.items, *counts, partial=partial)
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:
@@ -297,20 +307,11 @@ def block_progress(run: MaskedRun, step: MaskedStep) -> BlockProgress:
     steps = torch.ceil(params.steps * at_start.double() / total - 1e-9).clamp_min(1)
     if params.block_steps:
         steps = torch.full_like(steps, params.block_steps)
-    progress = ((steps_in_block + 1) / steps).clamp_max(1)
-    is_last_step = progress >= 1
-    share = torch.where(is_last_step, 0.0, run.parts.schedule(progress, params.exponent))
-    stay = at_start * share
-    stay = (stay - 1e-9).ceil() if run.parts.masks_rounded_up else (stay + 1e-9).floor()
-    stay = stay.long()
-    stay = torch.where(share > 0, stay.clamp_min(1), stay)
-    quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
     memory.update(
         block=number, open=is_open, steps_in_block=steps_in_block + 1, num_masked_at_start=at_start
     )
-    return BlockProgress(
-        is_open, is_first_step, steps_in_block, at_start, progress, is_last_step, quota
-    )
+    progress = progress_of(run.parts, params, count, at_start, steps_in_block, steps)
+    return BlockProgress(is_open, is_first_step, **progress)
 
 
 def block_of_rows(parts: PartSet, step: MaskedStep) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,12 +353,7 @@ def propose(run: MaskedRun, step: MaskedStep) -> TokenProposal:
 
 def select(run: MaskedRun, step: MaskedStep) -> Tensor:
     """Ask the selector, and take the best position of a row where it takes none: bool [b, T]."""
-    eligible = step.eligible
-    selected = run.parts.selector(step) & eligible
-    if may_be_any(~selected.any(1)):
-        best = highest(step.score, eligible, torch.ones_like(step.rows))
-        selected = torch.where(selected.any(1, keepdim=True), selected, best)
-    return selected
+    return at_least_one(step, run.parts.selector(step))
 
 
 def remask(run: MaskedRun, step: MaskedStep, selected: Tensor) -> Revision:

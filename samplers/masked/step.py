@@ -25,11 +25,14 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import RNG
 from gen.core.token_space import TokenSpace
+from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.rows import RowStore
 
 LOGPROBS = "logprobs"  # a block schedule with this need runs after the forward pass
 LEFT_OUT_LOGP = "left_out_logp"  # a remasker with this need gets ``MaskedStep.left_out_logp``
 ROUNDED_UP = "rounded_up"  # a schedule with this need has its number of masked positions rounded up
+ANNOUNCED = "announced"  # a cache policy with this need gets the next positions (``announced``)
+COUNTED = "counted"  # a selector with this need reads the scores and the number of the step alone
 LIKELIEST = "likeliest"  # a proposer with this need has the likeliest token for what may not stand
 
 _NEEDS: dict[Callable, frozenset[str]] = {}
@@ -42,9 +45,10 @@ def needs(*names: str) -> Callable[[Part], Part]:
 
     Args:
         names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker, ``ROUNDED_UP``
-            for a schedule, ``LIKELIEST`` for a proposer that takes the likeliest token: where its
-            token may not stand beside others of the step, the loop draws none, but takes the
-            likeliest that may.
+            for a schedule, ``ANNOUNCED`` for a cache policy, ``COUNTED`` for a selector that takes
+            the highest scores, as many as the number of the step says, ``LIKELIEST`` for a proposer
+            that takes the likeliest token: where its token may not stand beside others of the step,
+            the loop draws none, but takes the likeliest that may.
 
     Returns:
         A decorator that returns the part unchanged.
@@ -90,6 +94,7 @@ class BlockProgress:
         is_first_step: rows whose block begins with this step, bool [b].
         steps_in_block: steps of the block before this one, long [b].
         num_masked_at_start: positions that were masked when the block began, long [b].
+        steps: steps that the block is given, float64 [b].
         progress: share of the block's steps that is over after this one, float64 [b].
         is_last_step: rows whose ``progress`` is 1, bool [b].
         quota: positions that the schedule commits now, long [b].
@@ -99,6 +104,7 @@ class BlockProgress:
     is_first_step: Tensor
     steps_in_block: Tensor
     num_masked_at_start: Tensor
+    steps: Tensor
     progress: Tensor
     is_last_step: Tensor
     quota: Tensor
@@ -384,6 +390,16 @@ def ranked(score: Tensor, among: Tensor) -> Tensor:
 def highest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
     """Positions in ``among`` (bool [b, T]) with the ``count`` [b] highest scores: bool [b, T]."""
     return among & (ranked(score, among) < count[:, None])
+
+
+def at_least_one(step: MaskedStep, selected: Tensor) -> Tensor:
+    """Take what may be committed of ``selected`` (bool [b, T]), and the position of highest score
+    in rows where that is none: bool [b, T]."""
+    selected = selected & step.eligible
+    if may_be_any(~selected.any(1)):
+        best = highest(step.score, step.eligible, torch.ones_like(step.rows))
+        selected = torch.where(selected.any(1, keepdim=True), selected, best)
+    return selected
 
 
 def lowest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:

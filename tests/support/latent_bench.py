@@ -140,3 +140,6 @@ SPECS |= {
     for order in ("random", "halton", "raster")
     for steps in (3, POSITIONS)
 }
+
+
+SPECS["mar-partial"] = {"name": "mar", "steps": 4, "cache": "partial", "cache_warmup": 1}

@@ -18,7 +18,8 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
 from gen.models.adapters.layer_plans import keep_layers
-from gen.models.adapters.protocols import CountsKnown
+from gen.models.adapters.partial_latents import LatentCache, conditioning_part
+from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
 from gen.models.nets.grid import GridLlamaForCausalLM
@@ -334,6 +335,42 @@ class MaskedLatentLM(_Latent):
         """Compute conditioning vectors; ``num_known`` long [B] goes to a network that counts."""
         more = {"num_known": num_known} if self.counts_known else {}
         return self.model(words, canvas.to(self.dtype), **more)
+
+    @property
+    def prefix_length(self) -> int:
+        """Positions that the network has before the canvas."""
+        return self.model.prefix_columns
+
+    def new_cache(self, slots: int) -> LatentCache:
+        """Return an empty cache of encoder and decoder.
+
+        Raises:
+            GenError: the network does not compute some of its positions.
+        """
+        if not isinstance(self.model, EncoderDecoder):
+            raise GenError(
+                f"{type(self.model).__name__} keeps no keys and values between forward passes;"
+                " expected an encoder and a decoder of latents (EncoderDecoder), or no cache"
+            )
+        return LatentCache(self.model.depths, slots)
+
+    @torch.no_grad()
+    def part(
+        self,
+        words: Tensor,
+        latents: Tensor,
+        compute: Tensor,
+        encoded: Tensor,
+        seen: Tensor,
+        cache: LatentCache,
+        rows: Tensor | None = None,
+        num_known: Tensor | None = None,
+    ) -> Tensor:
+        """Compute conditioning vectors of some positions; see ``conditioning_part``."""
+        latents = latents.to(self.dtype)
+        z = conditioning_part(self.model, words, latents, compute, encoded, seen, cache, rows)
+        more = {"num_known": num_known} if self.counts_known else {}
+        return self.model.finish(z, ~latents.isnan().any(-1), **more)
 
 
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:

@@ -154,6 +154,57 @@ class CacheableModel(MaskedModel, PartialModel, Protocol):
     def new_cache(self, slots: int) -> Any: ...
 
 
+@runtime_checkable
+class EncoderDecoder(Protocol):
+    """Masked network of latents: an encoder of the condition and the known positions, and a decoder
+    of all positions. Columns are ``prefix_columns`` positions of the condition, then the canvas.
+
+    ``run_encoder`` and ``run_decoder`` take inputs [B, L, D] at columns [B, L], an additive mask of
+    what they attend to, and a ``SlotCache`` or None. ``finish`` makes the result of ``forward`` of
+    conditioning vectors [B, T, D] and known positions, bool [B, T]."""
+
+    prefix_columns: int
+    decoder_width: int
+    depths: tuple[int, int]
+
+    def encoder_inputs(self, words: Tensor, latents: Tensor) -> Tensor: ...
+
+    def run_encoder(
+        self, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Any = None
+    ) -> Tensor: ...
+
+    def decoder_inputs(self, encoded: Tensor, known: Tensor) -> Tensor: ...
+
+    def run_decoder(
+        self, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Any = None
+    ) -> Tensor: ...
+
+    def finish(self, z: Tensor, known: Tensor, num_known: Tensor | None = None) -> Tensor: ...
+
+
+@runtime_checkable
+class PartialLatentModel(Protocol):
+    """Masked model of latents that computes some of the positions against a cache; see
+    ``gen.models.adapters.partial_latents``."""
+
+    prefix_length: int
+    head: Any
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def part(
+        self,
+        words: Tensor,
+        latents: Tensor,
+        compute: Tensor,
+        encoded: Tensor,
+        seen: Tensor,
+        cache: Any,
+        rows: Tensor | None = None,
+        num_known: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class BlockModel(Protocol):
     """tokens [B, L] at absolute positions [B, L], each seeing up to position ``last`` [B, L],
     against a cache -> logits [B, L, V] of the same positions."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, PreTrainedModel
 
+from gen.models.load.transformers_compat import Cache
 from gen.models.nets.diffusion_head import DiffusionHead
 from gen.models.nets.grid import Located
 
@@ -117,10 +118,10 @@ class GridLatentModel(Located, PreTrainedModel):
 
         A causal model uses the latents before each position, a masked one those that are not NaN.
         """
+        if not self.config.causal:
+            return self._masked(words, latents)
         p = words.shape[1]
         positions = torch.arange(p + latents.shape[1], device=words.device).expand(len(words), -1)
-        if not self.config.causal:
-            return self._decode(positions, *self._encode(words, latents, positions))
         inputs = torch.cat([self.embed_words(words), self.embed_latents(latents)], 1)[:, :-1]
         return self.run(inputs, positions[:, :-1])[:, p - 1 :]
 
@@ -131,39 +132,79 @@ class GridLatentModel(Located, PreTrainedModel):
             inputs_embeds=inputs, position_ids=position_ids, **{"use_cache": False, **kwargs}
         ).last_hidden_state
 
-    def _encode(self, words: Tensor, latents: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode the known positions.
+    @property
+    def prefix_columns(self) -> int:
+        """Positions of the condition."""
+        return self.config.prefix_length
 
-        Returns:
-            Encoder outputs, zero at unknown positions, [B, P + T, D]; known positions, bool [B, P +
-            T].
-        """
-        known = torch.cat([torch.ones_like(words, dtype=torch.bool), ~latents.isnan().any(-1)], 1)
+    @property
+    def decoder_width(self) -> int:
+        """Width of the decoder's inputs."""
+        return self.config.hidden_size
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Layers of encoder and decoder."""
+        layers, encoder = self.config.num_hidden_layers, self.config.encoder_layers
+        return encoder, layers - encoder
+
+    def encoder_inputs(self, words: Tensor, latents: Tensor) -> Tensor:
+        """Embed words [B, P] and latents [B, T, C] at their locations: [B, P + T, D]."""
         inputs = torch.cat([self.embed_words(words), self.embed_latents(latents.nan_to_num())], 1)
-        inputs = inputs + self.locate(positions)
+        return inputs + self.locate(_columns(inputs))
+
+    def run_encoder(
+        self, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """Encode inputs [B, L, D] at columns [B, L] under an additive mask: [B, L, D]."""
+        return _run(self.encoder, inputs, columns, mask, cache)
+
+    def decoder_inputs(self, encoded: Tensor, known: Tensor) -> Tensor:
+        """Inputs of the decoder [B, P + T, D] from the encoder's outputs at ``known`` columns."""
+        inputs = torch.where(known[..., None], encoded, self.unknown.to(encoded.dtype))
+        return inputs + self.locate(_columns(inputs), self.decoder_axes, self.decoder_prefix)
+
+    def run_decoder(
+        self, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """Decode inputs [B, L, D] at columns [B, L] under an additive mask: [B, L, D]."""
+        return _run(self.model, inputs, columns, mask, cache)
+
+    def finish(self, z: Tensor, known: Tensor) -> Tensor:
+        """Return the conditioning vectors [B, T, D] as they are."""
+        return z
+
+    def _masked(self, words: Tensor, latents: Tensor) -> Tensor:
+        """Compute conditioning vectors [B, T, D] of all positions."""
+        known = torch.cat([torch.ones_like(words, dtype=torch.bool), ~latents.isnan().any(-1)], 1)
+        inputs = self.encoder_inputs(words, latents)
         # only known positions are computed: those of each row come first, and the surplus of a row
         # with fewer is masked from attention
         order = (~known).long().argsort(dim=1, stable=True)[:, : int(known.sum(1).max())]
-        visible = known.gather(1, order)
         gather = order[..., None].expand(-1, -1, inputs.shape[-1])
-        out = self.encoder(
-            inputs_embeds=inputs.gather(1, gather),
-            position_ids=order,
-            attention_mask=_attention_mask(visible, inputs.dtype),
-            use_cache=False,
-        ).last_hidden_state
-        out = torch.zeros_like(inputs, dtype=out.dtype).scatter(1, gather, out)
-        return out, known
-
-    def _decode(self, positions: Tensor, encoded: Tensor, known: Tensor) -> Tensor:
-        """Decode encoder outputs [B, P + T, D] to conditioning vectors [B, T, D]."""
-        inputs = torch.where(known[..., None], encoded, self.unknown.to(encoded.dtype))
-        inputs = inputs + self.locate(positions, self.decoder_axes, self.decoder_prefix)
+        mask = _attention_mask(known.gather(1, order), inputs.dtype)
+        out = self.run_encoder(inputs.gather(1, gather), order, mask)
+        encoded = torch.zeros_like(inputs, dtype=out.dtype).scatter(1, gather, out)
+        inputs = self.decoder_inputs(encoded, known)
         mask = _attention_mask(torch.ones_like(known), inputs.dtype)
-        out = self.model(
-            inputs_embeds=inputs, position_ids=positions, attention_mask=mask, use_cache=False
-        ).last_hidden_state
-        return out[:, self.config.prefix_length :]
+        return self.run_decoder(inputs, _columns(inputs), mask)[:, self.config.prefix_length :]
+
+
+def _columns(inputs: Tensor) -> Tensor:
+    """Columns [B, L] of inputs [B, L, D] that begin with the condition."""
+    return torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
+
+
+def _run(
+    trunk: LlamaModel, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Cache | None
+) -> Tensor:
+    return trunk(
+        inputs_embeds=inputs,
+        position_ids=columns,
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    ).last_hidden_state
 
 
 def _attention_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,6 +23,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value, unknown
+from gen.models.adapters.slot_cache import SlotCache, SlotLayer
 from gen.models.nets.mar_head import EPS, DiffLoss
 
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of attention, by width: base, large, huge
@@ -163,7 +164,70 @@ class MAR(nn.Module):
                 f" 1] and [B, {self.config.positions}, {self.config.latent_channels}]"
             )
         known = ~latents.isnan().any(-1)
-        z = self._decode(*self._encode(words, latents, known))
+        visible = F.pad(known, (self.config.buffer, 0), value=True)
+        x = self.encoder_inputs(words, latents)
+        # only known positions are computed: those of each row come first, and the surplus of a row
+        # with fewer is masked from attention
+        order = (~visible).long().argsort(dim=1, stable=True)[:, : int(visible.sum(1).max())]
+        gather = order[..., None].expand(-1, -1, x.shape[-1])
+        mask = visible.gather(1, order)[:, None, None]
+        out = self.run_encoder(x.gather(1, gather), order, mask)
+        encoded = out.new_zeros(*visible.shape, out.shape[-1])
+        encoded = encoded.scatter(1, order[..., None].expand_as(out), out)
+        x = self.decoder_inputs(encoded, visible)
+        columns = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+        z = self.run_decoder(x, columns, None)[:, self.config.buffer :]
+        return self.finish(z, known, num_known)
+
+    @property
+    def prefix_columns(self) -> int:
+        """Buffer tokens, all of the class."""
+        return self.config.buffer
+
+    @property
+    def decoder_width(self) -> int:
+        """Width of the decoder's inputs."""
+        return self.config.decoder[0]
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Blocks of encoder and decoder."""
+        return self.config.encoder[1], self.config.decoder[1]
+
+    def encoder_inputs(self, words: Tensor, latents: Tensor) -> Tensor:
+        """Embed the class, once per buffer token, and latents [B, T, C]: [B, buffer + T, D]."""
+        label = torch.where(
+            words < self.config.classes,
+            self.class_emb(words.clamp_max(self.config.classes - 1))[:, 0],
+            self.fake_latent,
+        )
+        label = label[:, None].expand(-1, self.config.buffer, -1)
+        x = torch.cat([label, self.z_proj(latents.nan_to_num())], 1)
+        return self.z_proj_ln(x + self.encoder_pos_embed_learned)
+
+    def run_encoder(
+        self, x: Tensor, columns: Tensor, mask: Tensor | None, cache: SlotCache | None = None
+    ) -> Tensor:
+        """Encode inputs [B, L, D], and project them to the decoder's width."""
+        return self.decoder_embed(self.encoder_norm(_run(self.encoder_blocks, x, mask, cache)))
+
+    def decoder_inputs(self, encoded: Tensor, known: Tensor) -> Tensor:
+        """Inputs of the decoder [B, buffer + T, D] from the encoder's outputs at ``known``
+        columns."""
+        x = torch.where(known[..., None], encoded, self.mask_token)
+        return x + self.decoder_pos_embed_learned
+
+    def run_decoder(
+        self, x: Tensor, columns: Tensor, mask: Tensor | None, cache: SlotCache | None = None
+    ) -> Tensor:
+        """Decode inputs [B, L, D] at columns [B, L]: conditioning vectors at columns of the
+        canvas."""
+        z = self.decoder_norm(_run(self.decoder_blocks, x, mask, cache))
+        location = F.pad(self.diffusion_pos_embed_learned, (0, 0, self.config.buffer, 0))[0]
+        return z + location[columns]
+
+    def finish(self, z: Tensor, known: Tensor, num_known: Tensor | None = None) -> Tensor:
+        """Add the share of the guidance that applies to conditioning vectors [B, T, D]."""
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         share = torch.ones_like(known[:, 0], dtype=z.dtype)
         if self.config.guidance_schedule == "linear":
@@ -172,38 +236,11 @@ class MAR(nn.Module):
             share = (num_known.clamp_max(positions - 1) / positions).to(z.dtype)
         return torch.cat([z, share[:, None, None].expand(-1, self.config.positions, 1)], -1)
 
-    def _encode(self, words: Tensor, latents: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode the class and the known latents.
 
-        Returns:
-            Encoder outputs, zero at unknown positions, [B, buffer + T, D]; known positions, bool
-            [B, buffer + T].
-        """
-        label = torch.where(
-            words < self.config.classes,
-            self.class_emb(words.clamp_max(self.config.classes - 1))[:, 0],
-            self.fake_latent,
-        )
-        label = label[:, None].expand(-1, self.config.buffer, -1)
-        x = torch.cat([label, self.z_proj(latents.nan_to_num())], 1)
-        x = self.z_proj_ln(x + self.encoder_pos_embed_learned)
-        known = F.pad(known, (self.config.buffer, 0), value=True)
-        # only known positions are computed: those of each row come first, and the surplus of a row
-        # with fewer is masked from attention
-        order = (~known).long().argsort(dim=1, stable=True)[:, : int(known.sum(1).max())]
-        visible = known.gather(1, order)
-        x = x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
-        for block in self.encoder_blocks:
-            x = block(x, visible)
-        x = self.decoder_embed(self.encoder_norm(x))
-        out = x.new_zeros(*known.shape, x.shape[-1])
-        return out.scatter(1, order[..., None].expand_as(x), x), known
-
-    def _decode(self, encoded: Tensor, known: Tensor) -> Tensor:
-        x = torch.where(known[..., None], encoded, self.mask_token) + self.decoder_pos_embed_learned
-        for block in self.decoder_blocks:
-            x = block(x)
-        return self.decoder_norm(x)[:, self.config.buffer :] + self.diffusion_pos_embed_learned
+def _run(blocks: nn.ModuleList, x: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor:
+    for n, block in enumerate(blocks):
+        x = block(x, mask, None if cache is None else cache.layers[n])
+    return x
 
 
 class _Block(nn.Module):
@@ -218,12 +255,15 @@ class _Block(nn.Module):
         )
         self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, hidden), "fc2": nn.Linear(hidden, width)})
 
-    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Transform x [B, L, D]. ``visible``: bool [B, L], positions to attend to, by default
-        all."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, layer: SlotLayer | None = None
+    ) -> Tensor:
+        """Transform x [B, L, D]. ``mask`` [B, 1, 1 or L, S]: positions to attend to, bool or to be
+        added, by default all. ``layer``: cache of keys and values of S positions."""
         qkv = self.attn["qkv"](self.norm1(x))
         q, k, v = rearrange(qkv, "b l (three h d) -> three b h l d", three=3, h=self.heads)
-        mask = None if visible is None else visible[:, None, None]
+        if layer is not None:
+            k, v = layer.update(k, v)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.attn["proj"](rearrange(out, "b h l d -> b l (h d)"))
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))

@@ -65,8 +65,7 @@ class MaskedLatentTarget(LatentTarget):
 
     def predict(self, canvas: Tensor) -> StepOutput:
         """Run the network on a canvas [B, T, C]."""
-        if int(self.prompt_length.min()) != self.prompt.shape[1]:
-            raise ValueError("masked models need conditions of one length")
+        self._require_one_length()
         more = {}
         if self.num_known is not None:
             more["num_known"] = self.num_known.repeat(self.branches)
@@ -74,3 +73,7 @@ class MaskedLatentTarget(LatentTarget):
         self.num_known = None
         num_computed = (self.prompt.shape[1] + canvas.shape[1]) * self.branches
         return StepOutput(self._pair(out), num_computed, num_computed)
+
+    def _require_one_length(self) -> None:
+        if int(self.prompt_length.min()) != self.prompt.shape[1]:
+            raise ValueError("masked models need conditions of one length")

@@ -27,7 +27,7 @@ from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.params import Params, number
 from gen.core.registry import register
 from gen.samplers.masked.parts.selection import GREEDY
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import COUNTED, MaskedStep, highest, needs
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class DreamParams(Params):
     limit=Limit(SEQUENTIAL, note="as many `steps` as positions"),
 )
 @register("selector", "dream", params=DreamParams)
+@needs(COUNTED)
 def dream(step: MaskedStep) -> Tensor:
     """Selects a number of positions set by the time between two steps, highest score first."""
     steps, done = (step.steps_in_block + 1) / step.progress, step.steps_in_block

@@ -17,7 +17,7 @@ from torch import Tensor
 from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.registry import register
 from gen.samplers.masked.parts.selection import fixed_blocks, greedy
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import COUNTED, MaskedStep, highest, needs
 
 
 @method(
@@ -29,6 +29,7 @@ from gen.samplers.masked.step import MaskedStep, highest
     limit=Limit(SEQUENTIAL, note="as many `steps` as positions"),
 )
 @register("selector", "even")
+@needs(COUNTED)
 def even(step: MaskedStep) -> Tensor:
     """Selects the same number of positions in every step; the first steps take the remainder."""
     steps = ((step.steps_in_block + 1) / step.progress).round().long()

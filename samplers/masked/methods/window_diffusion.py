@@ -24,7 +24,7 @@ import torch
 from gen.core.method import Limit, method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.models.targets.cached_masked import Plan, Slots
+from gen.models.targets.partial import Plan, Slots
 from gen.samplers.masked.parts.caches import CacheParams, as_columns, first_columns, is_due
 from gen.samplers.masked.parts.selection import greedy
 from gen.samplers.masked.step import MaskedStep

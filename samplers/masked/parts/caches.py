@@ -17,11 +17,14 @@ refreshed (``gen.models.targets.cached_masked``).
     window          the first ``cache_active`` masked          every 32 passes, and when no masked
                     positions, and those committed since the   position that it sees is left
                     last refresh
+    partial         positions that the last refresh announced  every 2 passes, in the first
+                                                               ``cache_warmup`` passes, and when a
+                                                               block begins
 
 Published as: prefix and dual in Fast-dLLM (arXiv 2505.22618), delayed and delayed_greedy as
 dKV-Cache-Decode and dKV-Cache-Greedy (arXiv 2505.15781), freecache as FreeCache (arXiv 2505.21467),
 vicinity in dInfer (arXiv 2510.08666), whose code has 0 for all three numbers, window as
-Window-Diffusion.
+Window-Diffusion, partial as ReCAP (arXiv 2505.19089; ``gen.samplers.masked.methods.recap``).
 
 All policies attend to all positions, except ``window``: it attends to the condition, the committed
 positions and the first ``cache_window`` masked positions. ``cache_refresh`` is the largest number
@@ -33,6 +36,9 @@ token. ``delayed`` computes such a position once more with its token before it k
 is its delay of one step. ``freecache`` keeps the keys of the positions that end a block for ever;
 with ``cache_settle`` it computes them once more. The other policies compute the block until it is
 complete and refresh at the next.
+
+``partial`` computes the positions that the scores of the last full pass announced
+(``gen.samplers.masked.announced``); so its selector counts and nothing is masked again.
 
 Policies read no distribution, because they run before the forward pass that computes it. So the
 block schedule must not read one either, nor the order of ``delayed_greedy``, which has to know the
@@ -50,9 +56,17 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.params import Params, flag, integer
 from gen.core.registry import register, registry
-from gen.models.targets.cached_masked import Plan, Slots, cached
+from gen.models.targets.cached_masked import cached
+from gen.models.targets.partial import Plan, Slots
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, needs_of
+from gen.samplers.masked.step import (
+    ANNOUNCED,
+    COUNTED,
+    LEFT_OUT_LOGP,
+    MaskedStep,
+    highest,
+    needs_of,
+)
 
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that read the canvas alone
 
@@ -115,27 +129,43 @@ def with_cache(target, params):
             params.remasker,
             f"one that reads one canvas per row, where cache is {params.cache!r}",
         )
+    if ANNOUNCED in needs_of(policy):
+        _require_announced(params)
     return cached(target, policy)
+
+
+def _require_announced(params) -> None:
+    """Refuse parts whose next positions are not known ahead. Raises ``GenError``."""
+    where = f"where cache is {params.cache!r}: it needs the positions of the next steps"
+    counted = [n for n, part in registry.table("selector").items() if COUNTED in needs_of(part)]
+    if params.selector not in counted:
+        raise bad_value("sampler.selector", params.selector, f"{' or '.join(counted)}, {where}")
+    if params.remasker != "none":
+        raise bad_value("sampler.remasker", params.remasker, f"none, {where}")
 
 
 @register("cache_policy", "none")
 def none(step: MaskedStep, slots: Slots) -> Plan:
     """Compute all positions in every forward pass."""
     return Plan(
-        _all(slots), _all(slots), torch.ones_like(slots.steps_since_refresh, dtype=torch.bool)
+        all_columns(slots),
+        all_columns(slots),
+        torch.ones_like(slots.steps_since_refresh, dtype=torch.bool),
     )
 
 
 @register("cache_policy", "prefix", params=CacheParams)
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """Keep the keys before the block."""
-    return Plan(_from_block(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
+    return Plan(
+        _from_block(step, slots), all_columns(slots), step.is_first_step | is_due(step, slots)
+    )
 
 
 @register("cache_policy", "dual", params=CacheParams)
 def dual(step: MaskedStep, slots: Slots) -> Plan:
     """Keep the keys before and behind the block."""
-    return Plan(_open(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
+    return Plan(_open(step, slots), all_columns(slots), step.is_first_step | is_due(step, slots))
 
 
 @register("cache_policy", "delayed", params=CacheParams)
@@ -143,7 +173,7 @@ def delayed(step: MaskedStep, slots: Slots) -> Plan:
     """Keep the keys of a committed token once they were computed from it."""
     return Plan(
         as_columns(step.masked, slots) | _turned(slots),
-        _all(slots),
+        all_columns(slots),
         (step.steps_in_block < 2) | is_due(step, slots, 8),
     )
 
@@ -170,7 +200,7 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
     )
     return Plan(
         as_columns(near & step.masked, slots) | _turned(slots),
-        _all(slots),
+        all_columns(slots),
         step.is_first_step | is_due(step, slots, 2),
     )
 
@@ -181,7 +211,7 @@ def freecache(step: MaskedStep, slots: Slots) -> Plan:
     compute = _from_block(step, slots)
     if step.params.cache_settle:
         compute = compute | _turned(slots)
-    return Plan(compute, _all(slots), is_due(step, slots))
+    return Plan(compute, all_columns(slots), is_due(step, slots))
 
 
 @register("cache_policy", "vicinity", params=VicinityParams)
@@ -195,12 +225,13 @@ def vicinity(step: MaskedStep, slots: Slots) -> Plan:
     )
     return Plan(
         near,
-        _all(slots),
+        all_columns(slots),
         step.is_first_step | (step.step_index < step.params.cache_warmup) | is_due(step, slots),
     )
 
 
-def _all(slots: Slots) -> Tensor:
+def all_columns(slots: Slots) -> Tensor:
+    """Mark all columns of the cache: bool [b, P + T]."""
     return torch.ones_like(slots.written)
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.parts.selection import ThresholdParams, confident
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import COUNTED, MaskedStep, highest, needs
 
 
 @register("selector", "schedule")
+@needs(COUNTED)
 def schedule(step: MaskedStep) -> Tensor:
     """Selects as many positions as the schedule sets, highest score first."""
     return highest(step.score, step.eligible, step.quota)

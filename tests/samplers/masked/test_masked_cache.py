@@ -39,8 +39,9 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.adapters.slot_cache import SlotLayer
-from gen.models.targets.cached_masked import CachedMaskedTarget, Plan, cached
+from gen.models.targets.cached_masked import CachedMaskedTarget, cached
 from gen.models.targets.masked import MaskedTarget
+from gen.models.targets.partial import Plan
 from gen.samplers.masked.step import LEFT_OUT_LOGP, needs_of
 
 POLICIES = list(registry.table("cache_policy"))
