@@ -279,6 +279,7 @@ def joint_cost(parts: Sequence[Stats]) -> Stats:
     nfe, tokens = sum(p.nfe for p in parts), sum(p.tokens for p in parts)
     drafts = [p.draft_nfe for p in parts if p.draft_nfe is not None]
     memory = [p.peak_memory for p in parts if p.peak_memory is not None]
+    partial = [p.partial_nfe for p in parts if p.partial_nfe is not None]
     length = max((len(p.acceptance_histogram) for p in parts), default=0)
     histogram = [
         sum(p.acceptance_histogram[k] for p in parts if k < len(p.acceptance_histogram))
@@ -298,6 +299,7 @@ def joint_cost(parts: Sequence[Stats]) -> Stats:
         sum(drafts) if drafts else None,
         sum(p.seconds for p in parts),
         max(memory) if memory else None,
+        sum(partial) if partial else None,
     )
 
 
