@@ -143,7 +143,9 @@ def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
             uncond,
         )
 
-    return sampler(made(0.0), CounterRNG(KEYS), draft=made(0.2) if sampler.drafted else None)
+    exact = made(0.0)
+    exact.evaluator = EvenEvaluator()
+    return sampler(exact, CounterRNG(KEYS), draft=made(0.2) if sampler.drafted else None)
 
 
 PARAMETERS = {"prophet": {"gap_threshold": 3.0, "steps": 24}}  # what twelve ids can be sure of

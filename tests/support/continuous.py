@@ -67,7 +67,8 @@ class VectorBuffer(ModelCache):
         return self.vectors
 
     def keep(self, rows: Tensor) -> None:
-        self.vectors = self.vectors[rows]
+        if self.vectors is not None:  # rows may end before anything was written
+            self.vectors = self.vectors[rows]
 
 
 class LinearLatent(ModelAdapter):

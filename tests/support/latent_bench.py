@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from even_reward import EvenEvaluator
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
@@ -87,9 +88,9 @@ def run(
     rows = list(range(ROWS)) if rows is None else rows
     keys = [31 * r + 7 for r in rows] if keys is None else keys
     draft = target_of(sampler.protocol, rows, sampling, draft=True) if sampler.drafted else None
-    return sampler(
-        target_of(sampler.protocol, rows, sampling), CounterRNG(keys), draft=draft, **kwargs
-    )
+    target = target_of(sampler.protocol, rows, sampling)
+    target.evaluator = EvenEvaluator()
+    return sampler(target, CounterRNG(keys), draft=draft, **kwargs)
 
 
 def of_latents() -> dict[str, dict]:
@@ -103,6 +104,8 @@ def of_latents() -> dict[str, dict]:
         for n, p in registry.table("preset").items()
         if p.sampler in samplers and p.params.get("order") in (None, *BLIND)
     }
+    if "atts" in samplers:  # it has neither a default threshold nor a likelihood of latents
+        samplers["atts"] |= {"threshold": 0.5, "value": "checker"}
     return samplers | presets
 
 
