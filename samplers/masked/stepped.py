@@ -126,7 +126,8 @@ class SteppedMasked(SteppableRun):
 
 def _gathered(record: R, rows: Tensor) -> R:
     """Return a record of tensors [b, ...] with the given rows, long [n]."""
-    tensors = {f.name: getattr(record, f.name)[rows] for f in fields(record)}  # type: ignore[arg-type]
+    names = [f.name for f in fields(record)]  # type: ignore[arg-type]
+    tensors = {name: getattr(record, name)[rows] for name in names}
     return replace(record, **tensors)  # type: ignore[type-var]
 
 

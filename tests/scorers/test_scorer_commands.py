@@ -94,6 +94,8 @@ def test_a_job_keeps_the_items_that_a_reward_judges_and_names_those_it_fails_on(
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
     code, out, err = run(capsys, "run", tmp_path / "job.yaml")
+    assert code != 0 and "--trust-job" in out + err and not (tmp_path / "job").exists()
+    code, out, err = run(capsys, "run", tmp_path / "job.yaml", "--trust-job")
     assert code != 0 and "ZeroDivisionError" in out + err
     made = [p for p in (tmp_path / "job").rglob("*.txt") if p.read_text().strip()]
     assert len(made) == 1

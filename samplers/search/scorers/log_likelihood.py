@@ -56,8 +56,10 @@ class LogLikelihood(Scorer):
         Raises:
             GenError: the model is not a causal one of tokens, or has another frontend.
         """
-        # a look-up of scorers must not import transformers and modalities
+        # a look-up of scorers must not import modalities
         from gen.contracts.checkpoint import Checkpoint
+
+        # nor transformers
         from gen.pipeline.models import same_frontend
 
         own = models.model_name(request.spec)
