@@ -45,7 +45,7 @@ REWARDS: dict[str, tuple[str, int]] = {
     "video": ("travel", 8),
     "motion": ("foot_skate", 2),
     "action": ("goal_distance", 1),
-    "text": ("digit_count", 1),
+    "text": ("checker", 1),
 }
 COLUMNS = ["search", "samples", "passes", "reward", "log-likelihood", "accuracy"]
 REFUSED = ("oracle", "peers", "samplers", "sweep")  # flags of other protocols

@@ -221,7 +221,7 @@ class ModalityModels:
     @property
     def defaults(self) -> Defaults:
         """Sampler and parameters of a request that names none."""
-        served = ((), None) if self.model is None else self._serves(self.model)
+        served = ((), None) if self.model is None else self.serves(self.model)
         return Defaults.of(self.modality, self.modality.default_sampling, *served)
 
     @property
@@ -229,7 +229,7 @@ class ModalityModels:
         """Facts about the pipeline as plain data; no weights are loaded for it."""
         sampler, sampling = self.defaults.complete(None, {})
         model = self.model_name(sampler)
-        protocols, kind = self._serves(model)
+        protocols, kind = self.serves(model)
         return {
             "modality": self.modality.name,
             "model": model,
@@ -271,7 +271,7 @@ class ModalityModels:
                 )
             return self._checkpoints[name]
 
-    def _serves(self, name: str) -> tuple[tuple[str, ...], str]:
+    def serves(self, name: str) -> tuple[tuple[str, ...], str]:
         """Return the protocols and the kind of a model."""
         checkpoint = self._published(name)
         if checkpoint is not None:
@@ -321,7 +321,7 @@ class ModalityModels:
         protocol, kinds = protocol_of(sampler), takes_kinds(sampler)
         if self.model is None:
             return self._default(model_key(protocol, self.defaults.kind(sampler)))
-        protocols, kind = self._serves(self.model)
+        protocols, kind = self.serves(self.model)
         if protocol not in protocols or kind not in kinds:
             raise GenError(
                 f"model {self.model} is a {' and '.join(protocols)} one of {kind}, but the"
@@ -344,9 +344,9 @@ class ModalityModels:
                 usual = self._default(key)
                 found.append(str(self._beside(usual) or usual))
                 continue
-            if other and other not in self._serves(name)[0]:
+            if other and other not in self.serves(name)[0]:
                 raise GenError(
-                    f"draft model {name} is a {' and '.join(self._serves(name)[0])} one; expected"
+                    f"draft model {name} is a {' and '.join(self.serves(name)[0])} one; expected"
                     f" a {other} one"
                 )
             found.append(name)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.contracts.protocol import protocols_of
 from gen.contracts.scorer import Sample, Scorer
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
@@ -56,16 +55,13 @@ class LogLikelihood(Scorer):
         Raises:
             GenError: the model is not a causal one of tokens, or has another frontend.
         """
-        # a look-up of scorers must not import modalities
-        from gen.contracts.checkpoint import Checkpoint
-
-        # nor transformers
+        # a look-up of scorers must not import transformers
         from gen.pipeline.models import same_frontend
 
         own = models.model_name(request.spec)
         name = own if self.model is None else self.model
-        model, binding, frontend = models.bound(name)
-        protocols = model.protocols if isinstance(model, Checkpoint) else protocols_of(name)
+        _, binding, frontend = models.bound(name)
+        protocols = models.serves(name)[0]
         if "causal" not in protocols or binding.space.channels:
             usual = models.modality.models.get("causal")
             raise GenError(
