@@ -251,7 +251,7 @@ h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.15rem; font-weight: 600; margin-to
 h3, h4 {{ font-size: 1rem; font-weight: 600; margin-top: 2rem }}
 svg {{ width: 100%; height: auto }} .grid {{ stroke: #e5e7eb }}
 .rule {{ stroke: #9ca3af; stroke-dasharray: 5 4 }}
-.tick, .parameter {{ font-size: 11px; fill: #6b7280 }} .parameter {{ fill: #374151 }}
+.tick, .param {{ font-size: 11px; fill: #6b7280 }} .param {{ fill: #374151 }}
 .axis {{ font-size: 12px; fill: #374151 }}
 .name {{ font-size: 13px; font-weight: 600; fill: #1f2937 }}
 .panels {{ display: grid;

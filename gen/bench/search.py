@@ -178,7 +178,7 @@ def drawn(rows: Sequence[Mapping[str, Any]], reward: str) -> str:
         low = min(row[key] - row[f"{key}_error"] for row in rows)
         high = max(row[key] + row[f"{key}_error"] for row in rows)
         margin = 0.08 * (high - low) or 1.0
-        y = Axis(low - margin, high + margin, title, "{:.3g}".format)
+        y = Axis(low - margin, high + margin, "", "{:.2g}".format)  # the title names it
         points = [
             Point(
                 row["passes"],
@@ -193,6 +193,7 @@ def drawn(rows: Sequence[Mapping[str, Any]], reward: str) -> str:
         ]
         panels.append(panel(title, points, x, y))
     marks = "".join(
-        f'<li><i style="--c: {colours[name]}"></i>{escape(name)}</li>' for name in names
+        f'<li><i class="circle" style="--c: {colours[name]}"></i>{escape(name)}</li>'
+        for name in names
     )
     return f'<div class="panels">{"".join(panels)}</div><ul class="legend">{marks}</ul>'
