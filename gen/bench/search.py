@@ -4,6 +4,7 @@ Every search gets the forward passes of 1, 2, 4 and 8 samples of the same base, 
 judged by what it steers by and by what it does not:
 
     reward           of the outputs; the mean of all items
+    gain             mean difference to best of n of the same size, item by item
     log-likelihood   mean log-probability per token under the modality's causal model: a reward that
                      rises while this falls is over-optimised
     prompt accuracy  share of the outputs that pass the modality's checker
@@ -47,7 +48,7 @@ REWARDS: dict[str, tuple[str, int]] = {
     "action": ("goal_distance", 1),
     "text": ("checker", 1),
 }
-COLUMNS = ["search", "samples", "passes", "reward", "log-likelihood", "accuracy"]
+COLUMNS = ["search", "samples", "passes", "reward", "gain", "log-likelihood", "accuracy"]
 REFUSED = ("oracle", "peers", "samplers", "sweep")  # flags of other protocols
 ABOUT = """Every search gets the forward passes of 1, 2, 4 and 8 samples of the same base, those of
 all candidates counted. Bars are standard errors over the items. The log-likelihood is that of the
@@ -118,14 +119,15 @@ def measured(
     reward, block = REWARDS[modality]
     likelihood = {"name": "log_likelihood", "model": pipe.modality.models["causal"]}
     more = {"num_samples": repeats, "seed": seed, "progress": False}
-    plain = pipe(prompts, BASE, **more)
-    unit = SHARPNESS * float(scores_of(pipe, plain, reward).std()) or 1.0
+    plain = scores_of(pipe, pipe(prompts, BASE, **more), reward)
+    unit = SHARPNESS * float(plain.std()) or 1.0
     rows = []
     for size in SIZES:
         for name, params in searches(size, block, unit).items():
             spec = {"name": name, "base": BASE, "scorer": reward, **params}
             out = pipe(prompts, spec, **more)
             rewards = scores_of(pipe, out, reward)
+            plain = rewards if name == REFERENCE else plain
             logp = scores_of(pipe, out, likelihood)
             pairs = zip(out.media, out.items, strict=True)
             passed = [pipe.modality.check(media, item.prompt).passed for media, item in pairs]
@@ -134,14 +136,21 @@ def measured(
                     "search": name,
                     "samples": size,
                     "passes": float(np.mean([s.nfe for s in out.stats])),
-                    "reward": float(rewards.mean()),
-                    "reward_error": float(rewards.std() / len(rewards) ** 0.5),
-                    "log-likelihood": float(logp.mean()),
-                    "log-likelihood_error": float(logp.std() / len(logp) ** 0.5),
+                    **mean_of("reward", rewards),
+                    **mean_of("gain", rewards - plain),
+                    **mean_of("log-likelihood", logp),
                     "accuracy": float(np.mean(passed)),
                 }
             )
     return rows
+
+
+def mean_of(name: str, values: np.ndarray) -> dict[str, float]:
+    """Return the mean of some values and its standard error, under their names."""
+    return {
+        name: float(values.mean()),
+        f"{name}_error": float(values.std() / len(values) ** 0.5),
+    }
 
 
 def scores_of(pipe: Any, out: PipelineOutput, scorer: Any) -> np.ndarray:
@@ -160,7 +169,7 @@ def render(rows: Sequence[Mapping[str, Any]], markdown: bool) -> str:
             f"`{row['search']}`" if markdown else row["search"],
             str(row["samples"]),
             f"{row['passes']:.1f}",
-            *(f"{row[key]:.4g} ± {row[f'{key}_error']:.2g}" for key in COLUMNS[3:5]),
+            *(f"{row[key]:.4g} ± {row[f'{key}_error']:.2g}" for key in COLUMNS[3:6]),
             f"{row['accuracy']:.3f}",
         ]
         for row in rows
