@@ -70,6 +70,7 @@ def searches(size: int, block: int, unit: float) -> dict[str, dict[str, Any]]:
         "svdd_greedy": {"m": size, **steered},
         "smc": {"particles": size, "lam": 1 / unit, **steered},
         "fk": {"particles": size, "lam": 1 / unit, **steered},
+        "iad": {"n": 1, "rounds": size},
     }
 
 
