@@ -46,6 +46,8 @@ SLOW_PAGES = (
     "motion",
     "results",
     "sampling",
+    "scorers",
+    "search",
     "speech",
     "streaming",
     "training",
