@@ -20,7 +20,7 @@ from gen.contracts.scorer import Evaluator, Scorer, read_scorer
 from gen.core.errors import GenError
 from gen.core.params import check_field
 from gen.core.rng import RNG
-from gen.core.sampler import Callback, Sampler, resolve_sampler, spell
+from gen.core.sampler import Sampler, resolve_sampler, spell
 from gen.core.stats import SampleOutput, Stats
 from gen.models.targets.base import Target
 from gen.samplers.search.budget import Budget
@@ -316,25 +316,3 @@ def num_tokens(tokens: Tensor, target: Target) -> list[int]:
     is_end = tokens == space.eos_token_id
     first = torch.where(is_end.any(1), is_end.long().argmax(1) + 1, tokens.shape[1])
     return first.tolist()
-
-
-def reporting(callback: Callback | None, items: int, count: int) -> Callback | None:
-    """Return a callback of a base sampler that tells ``callback`` about N items.
-
-    No position counts as decided before the search is over, since the choice may fall on any
-    particle; the tokens are those of the first one.
-
-    Args:
-        callback: callback of the search, if any.
-        items: N.
-        count: particles of each item.
-    """
-    if callback is None:
-        return None
-
-    def report(info: dict[str, Any]) -> None:
-        tokens = info["tokens"][::count][:items]
-        known = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        callback({**info, "tokens": tokens, "known": known})
-
-    return report

@@ -33,7 +33,8 @@ from gen.samplers.search.aggregations.base import (
     read_aggregation,
 )
 from gen.samplers.search.aggregations.best import Best
-from gen.samplers.search.base import Particles, Search, SearchSampler, reporting
+from gen.samplers.search.base import Particles, Search, SearchSampler
+from gen.samplers.search.progress import Progress
 
 
 @register("sampler", "best_of")
@@ -68,6 +69,7 @@ class BestOf(SearchSampler):
         every = np.arange(target.items)
         outs, rounds = [], [every]
         size = self.n if search.budget is None else 1
+        progress = Progress(callback, self.n // size)
         for first in range(0, self.n, size):
             items = rounds[-1]
             branches = np.tile(np.arange(first, first + size), (len(items), 1))
@@ -78,7 +80,7 @@ class BestOf(SearchSampler):
                 draft=particles.draft,
                 canvas=particles.canvas,
                 trace=trace,
-                callback=reporting(callback, target.items, size),
+                callback=progress.next(particles.owners),
             )
             search.add_costs(particles.owners, out.stats)
             outs.append((particles.owners, out))
