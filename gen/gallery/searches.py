@@ -103,7 +103,7 @@ def _sheet(files: Files, record: Values, count: int) -> Values | None:
 
 
 def _placed(nodes: list[Values], size: tuple[int, int]) -> Values:
-    """Place the candidates of a tree, a column per level, and the edges between them."""
+    """Arrange the candidates of a tree, a column per level, and the edges between them."""
     width, height = size[0] + GAP_X, size[1] + CAPTION + GAP_Y
     columns = sorted({node["level"] for node in nodes})
     filled = dict.fromkeys(columns, 0)

@@ -59,6 +59,8 @@ class ATTS(SearchSampler):
     ``n``: samples. ``alpha``: probability of rejecting a draft like those of the calibration set.
     ``calibration``: scores, or the folder that holds them. ``threshold``: least score that is kept,
     instead of a calibration. ``value``: scorer of drafts; None for the target's likelihood.
+    ``draft_model``: name of the draft model; None for the modality's own. ``aggregation``: rule
+    that chooses among the samples.
     """
 
     n: int = integer(4, least=1)

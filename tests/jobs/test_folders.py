@@ -33,6 +33,7 @@ def output(prompts=PROMPTS, num_samples=2, **keys):
     out = pipe.generate(items, sampler, {}, trace=True, callback=Silent().step)
     given = {
         "spec": sampler,
+        "guarantee": "approximate",
         "sampling": SamplingParams(),
         "device": torch.device("cpu"),
         "dtype": torch.float32,

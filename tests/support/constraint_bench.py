@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from constrained import exact_length, sampling_of
 from enumeration import distance, enumerate_distribution
+from even_reward import EvenEvaluator
 from tabular import (
     PROMPTS,
     TabularCausal,
@@ -95,8 +96,10 @@ def run(
     model, small = models(space, sampling)
     context = [r % CONTEXTS for r in rows]
     draft = causal_target(small, space, sampling, context) if sampler.drafted else None
+    target = causal_target(model, space, sampling, context)
+    target.evaluator = EvenEvaluator()  # searches judge what they make
     return sampler(
-        causal_target(model, space, sampling, context),
+        target,
         CounterRNG([7919 * r + 5 for r in rows]),
         draft=draft,
         **kwargs,

@@ -30,6 +30,7 @@ from constraint_bench import (
     run,
     speculative,
 )
+from contract_specs import SPECS
 from enumeration import distance, enumerate_distribution
 from tabular import (
     EMPTY,
@@ -205,7 +206,7 @@ def disobedient(sampler) -> int:
 def test_every_causal_sampler_obeys_or_refuses(name):
     """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
     is not legal."""
-    sampler, sampling = resolve_sampler(name)
+    sampler, sampling = resolve_sampler(SPECS[name])
     space = replace(LONG, codebook=torch.arange(4.0)[:, None])
     try:
         out = run(sampler, space, replace(sampling, guidance_scale=2.0))

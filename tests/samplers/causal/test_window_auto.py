@@ -341,7 +341,7 @@ def test_a_deterministic_job_refuses_what_a_clock_decides():
     with pytest.raises(
         GenError,
         match=(
-            "sampler.window of jobs.0 in here is 'auto', which depends on timing; expected a number"
+            "sampler.window of jobs.0 in here is 'auto', which depends on timing; expected one that"
         ),
     ):
         make_job(tree, where="here")
