@@ -147,5 +147,5 @@ def test_the_tables_of_the_pages_are_up_to_date(tables):
         text = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert tables.fill(text) == text, f"docs/{name}; run: python docs/tables.py"
         stale = text.replace("| `token` | exact", "| `tokens`").replace("| KLASS: ", "| KLAS: ")
-            stale = stale.replace("| `best_of` |", "| `best` |")
+        stale = stale.replace("| `best_of` |", "| `best` |")
         assert tables.fill(stale) == text != stale  # the control
