@@ -11,13 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from gen.core.errors import GenError
+from gen.core.paths import exists
 
 
 def is_import_path(text: str) -> bool:
     """Return True for ``module:name`` and ``file.py:name``."""
     source, colon, name = text.rpartition(":")
     is_name = all(part.isidentifier() for part in name.split("."))
-    return bool(colon and source) and is_name and not Path(text).exists()
+    return bool(colon and source) and is_name and not exists(text)
 
 
 def load_object(text: str, where: str) -> Any:

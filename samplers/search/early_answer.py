@@ -58,6 +58,7 @@ class EarlyAnswer(SearchSampler):
     def __post_init__(self) -> None:
         if self.then is not None:
             object.__setattr__(self, "then", spell(self.then))
+            resolve_sampler(self.then, where="sampler.then")  # a bad one fails here
         super().__post_init__()
         read_aggregation(self.aggregation)
         require_number("sampler.threshold", self.threshold)

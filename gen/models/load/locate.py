@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -47,7 +48,7 @@ def locate(name: str | Path, kind: str = "model") -> str | Path:
     if str(name) in zoo():
         return zoo()[str(name)]
     path = Path(name).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # False for what no file system takes, where Path.is_dir raises
         if not (path / "config.json").is_file():
             raise GenError(f"{kind} folder {path} has no config.json")
         return path
