@@ -400,6 +400,7 @@ ASK = {
     "llada2",
     "wino",
     "window_diffusion",
+    "recap",
     "learn2pd",
     "pc",
 }  # for what else the host has to know, or has a file of weights or an end for
