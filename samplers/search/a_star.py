@@ -25,7 +25,6 @@ Limit: k = 1 is ``base``, whose windows end where blocks do.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +39,7 @@ from gen.core.registry import register
 from gen.core.stats import Candidate
 from gen.samplers.engine.resume import advance_some, require_causal
 from gen.samplers.engine.stepping import Estimate
-from gen.samplers.search.base import Particles, Search, SearchSampler, joint_cost
+from gen.samplers.search.base import Particles, Search, SearchSampler
 
 
 @register("sampler", "a_star")
@@ -273,9 +272,7 @@ class Expansion:
             return np.ones(len(self.items), dtype=bool)
         stats = self.run.output().stats
         costs = [stats[i * self.count : (i + 1) * self.count] for i in range(len(self.items))]
-        seconds = time.perf_counter() - self.search.began
-        spent = [self.search.budget.is_spent(joint_cost(c), seconds) for c in costs]
-        return ~np.asarray(spent, dtype=bool)
+        return self.search.affords(costs)
 
     def fork(self, made: dict) -> None:
         """Let the children go on from their parents."""

@@ -22,7 +22,6 @@ Limit: n = 1 is ``base``; keep = n is ``best_of`` with the same aggregation.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ from gen.core.registry import register
 from gen.core.stats import Candidate
 from gen.samplers.engine.stepping import SteppableRun
 from gen.samplers.search.aggregations.base import Ballot, read_aggregation
-from gen.samplers.search.base import Particles, Search, SearchSampler, joint_cost
+from gen.samplers.search.base import Particles, Search, SearchSampler
 from gen.samplers.search.judges import Judge, read_judge
 
 
@@ -182,12 +181,7 @@ class Pruned:
         if self.search.budget is None:
             return np.ones(len(self.items), dtype=bool)
         stats, n = self.run.output().stats, self.sampler.n
-        seconds = time.perf_counter() - self.search.began
-        spent = [
-            self.search.budget.is_spent(joint_cost(stats[i * n : (i + 1) * n]), seconds)
-            for i in range(len(self.items))
-        ]
-        return ~np.asarray(spent, dtype=bool)
+        return self.search.affords([stats[i * n : (i + 1) * n] for i in range(len(self.items))])
 
     def vote(self) -> None:
         """Choose the answer of every item."""

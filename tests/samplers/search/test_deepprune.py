@@ -87,7 +87,7 @@ def test_equal_beginnings_are_decoded_once_and_weights_are_cluster_sizes():
     for found in out.candidates:
         assert sum(c.weight for c in found) == pytest.approx(1)
         going = [c for c in found if c.weight > 0]
-        # whoever is left differs from all others before the last position
+        # a sample that is left differs from all others before the last position
         begun = [tuple(c.tokens[:-1].tolist()) for c in going]
         assert len(set(begun)) == len(begun)
         for c in found:
