@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gen.interop.diffusers import diffusers_pipeline
     from gen.interop.transformers import transformers_generate
     from gen.pipeline.pipeline import Pipeline, load
+    from gen.play.world import World, load_world
 
     __version__: str
 
@@ -19,8 +20,10 @@ _LAZY = {
     "GenError": "gen.core.errors",
     "Interrupt": "gen.core.errors",
     "Pipeline": "gen.pipeline.pipeline",
+    "World": "gen.play.world",
     "diffusers_pipeline": "gen.interop.diffusers",
     "load": "gen.pipeline.pipeline",
+    "load_world": "gen.play.world",
     "registry": "gen.core.registry",
     "transformers_generate": "gen.interop.transformers",
 }
@@ -28,9 +31,11 @@ __all__ = [
     "GenError",
     "Interrupt",
     "Pipeline",
+    "World",
     "__version__",
     "diffusers_pipeline",
     "load",
+    "load_world",
     "registry",
     "transformers_generate",
 ]

@@ -7,6 +7,7 @@ way from tokens to codes. There is no checker for these prompts, and ``check`` r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ class FreePrompts:
     @property
     def default_sampling(self) -> dict[str, Any]:
         return self.checkpoint.sampling
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        return self.checkpoint.accepts
+
+    @property
+    def most(self) -> Mapping[str, int]:
+        return self.checkpoint.most
 
     def parse(self, condition: Condition) -> Any:
         return self.checkpoint.parse(condition)

@@ -12,7 +12,9 @@ from typing import Any
 from gen.cli.one_file import STDOUT, file_names, job_folder, print_texts, write_files
 from gen.config.entries import Job, fingerprint
 from gen.config.job import load_config, make_job
-from gen.contracts.checkpoint import family_of, published
+from gen.contracts.checkpoint import Checkpoint, family_of, published
+from gen.contracts.condition import Condition
+from gen.core.condition_parts import KINDS
 from gen.core.edit_spec import EDIT_FIELDS
 from gen.core.errors import GenError, cut, cut_list, shown
 from gen.core.files import slug
@@ -34,7 +36,7 @@ def sample(args: argparse.Namespace) -> int:
     """Carry out ``gen sample``; return the exit code."""
     tree: dict[str, Any] = {
         "modality": args.modality,
-        "prompts": [args.prompt],
+        "prompts": [_row(args)],
         "sampling": requested_sampling(args),
     }
     for key in (
@@ -63,6 +65,14 @@ def sample(args: argparse.Namespace) -> int:
         # another prompt or parameter is another folder, the same command the same one
         job = replace(job, out=f"out/{args.modality}/{slug(args.prompt)}-{fingerprint(job)[:6]}")
     return _run(job, shows_texts=args.modality == "text")
+
+
+def _row(args: argparse.Namespace) -> str | dict[str, Any]:
+    """Return the row of a job that the command line asks for: the prompt, and files of the
+    condition."""
+    parts = {key: getattr(args, key) for key in (*KINDS, "observation", "messages")}
+    parts = {key: value for key, value in parts.items() if value is not None}
+    return {"prompt": args.prompt, **parts} if parts else args.prompt
 
 
 def _refuse_twice(args: argparse.Namespace, tree: dict[str, Any]) -> None:
@@ -198,19 +208,31 @@ def work(args: argparse.Namespace) -> int:
     return STOPPED if report.stopped else 1 if report.failed else 0
 
 
+class AnyPrompt:
+    """Modality of a published model that is not loaded: it knows the parts of a condition that the
+    family takes, and no more about prompts."""
+
+    def __init__(self, family: type[Checkpoint]):
+        self.family = family
+
+    def condition(self, prompt: str) -> str:
+        """Return a prompt as it is."""
+        return prompt
+
+    def parse(self, condition: Condition) -> str:
+        """Return a text of all parts. Raises ``GenError`` for a part that is not taken."""
+        condition.require(self.family.accepts, "the model", self.family.most)
+        return str(condition.to_dict())
+
+
 def _dry_run(job: Job) -> int:
     check_target(Path(job.out), job)
-    any_prompt = SimpleNamespace(
-        condition=str
-    )  # of a published model: what its prompts may be only the loaded model knows
 
     def pipe_of(entry: Any) -> Any:
         files = published(entry.model) if entry.model else None
         if files is not None:
-            family_of(files, entry.modality)
-        return SimpleNamespace(
-            modality=registry.get("modality", entry.modality)() if files is None else any_prompt
-        )
+            return SimpleNamespace(modality=AnyPrompt(family_of(files, entry.modality)))
+        return SimpleNamespace(modality=registry.get("modality", entry.modality)())
 
     plan = make_plan(job, pipe_of)
     for note in job.notes():

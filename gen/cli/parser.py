@@ -23,6 +23,7 @@ from gen.cli.commands.run import add_run
 from gen.cli.commands.sample import add_sample
 from gen.cli.commands.status import add_status
 from gen.cli.commands.work import add_work
+from gen.cli.commands.world import add_world
 from gen.config.keys import KEYS
 from gen.core.errors import GenError, hint, shown
 from gen.core.paths import expand_user
@@ -44,6 +45,7 @@ COMMANDS = (
     add_export,
     add_doctor,
     add_bench,
+    add_world,
     add_completion,
 )
 # arguments that are paths; a shell expands ~ only where it begins a word

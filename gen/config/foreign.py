@@ -82,7 +82,8 @@ def note_of(columns: list[str], source: str) -> str:
     hints = []
     for column in columns:
         near = difflib.get_close_matches(column, ROW_KEYS, 1, MISSPELT)
-        hints.append(f"{column} (a misspelt {near[0]}?)" if near else column)
+        is_typo = bool(near) and near[0] != column
+        hints.append(f"{column} (a misspelt {near[0]}?)" if is_typo else column)
     shown = ", ".join(hints[:10]) + (f" and {len(hints) - 10} more" if len(hints) > 10 else "")
     plural = "columns" if len(columns) > 1 else "column"
     return f"{plural} {shown} of {source} {'go' if len(columns) > 1 else 'goes'} to meta"

@@ -12,10 +12,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import canonical
+from gen.config.condition_rows import content_of
 from gen.config.foreign import adopt_columns
 from gen.config.prompt_files import prompt_paths, read_values
 from gen.config.rows import Row, line_of, located, parse_row, writable
@@ -172,8 +174,7 @@ class Census:
 def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None) -> Census:
     """Read the rows once and keep only those of ``first``. ``content`` digests a file, for media
     to start from."""
-    content = content or file_digest
-    known: dict[str, str] = {}
+    once = cache(content or file_digest)
     first: dict[str, Row] = {}
     error, count, digest = None, 0, hashlib.sha256()
     counted = own_samples = 0
@@ -182,8 +183,9 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         tree = {"malformed": row.raw} if row.raw is not None else row.tree()
         for key in MEDIA:
             if row.raw is None and key in row.start:
-                path = row.start[key]
-                tree[key] = known[path] = known.get(path) or content(path)
+                tree[key] = once(row.start[key])
+        if row.raw is None and row.condition:
+            tree |= content_of(row.condition, once)
         digest.update(json.dumps(canonical(tree), sort_keys=True).encode() + b"\n")
         counted += row.num_samples is not None
         own_samples += row.num_samples or 0

@@ -21,7 +21,7 @@ from gen.config.canonical import flat, one_text, plain
 from gen.config.data_sets import dataset_rows
 from gen.config.entries import Entry, Job
 from gen.config.foreign import check_column
-from gen.config.inputs import Census, file_digest, inline_rows
+from gen.config.inputs import Census, file_digest, inline_rows, listed_rows
 from gen.config.keys import FILES, PROMPTS
 from gen.config.layers import merge_layers, read_yaml
 from gen.config.packaged import find_config
@@ -302,10 +302,14 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
     key = (entry.prompts_file, entry.prompt_column) if entry.prompts_file else id(entry.prompts)
     said = counted[key] = counted.get(key) or entry.said_census()
     entry.__dict__["census"] = entry.own_census(said)
-    errors = [row.error for row in map(entry.row_check(), said.first.values()) if row.error]
+    # files of other rows may be there where those of the first one are not
+    rows = [replace(row, condition={}) for row in said.first.values()]
+    if entry.prompts_file is None and any(not isinstance(p, str) for p in entry.prompts):
+        rows += [row for row in listed_rows(entry.prompts) if row.condition]
+    errors = [row.error for row in map(entry.row_check(), rows) if row.error]
     if entry.prompts_file is None and errors:
         raise GenError(f"{errors[0]} ({where})")
-    if len(errors) == len(said.first):
+    if len(errors) == len(rows):
         raise GenError(
             f"{entry.prompts_file} has no valid row; the first error: {said.error or errors[0]}"
         )

@@ -19,6 +19,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
 
+from gen.config.condition_rows import CONDITION_KEYS
 from gen.config.foreign import is_known, missing_prompt
 from gen.config.rows import ROW_NODES, nested
 from gen.config.yaml_text import DEEPEST, load_yaml
@@ -199,7 +200,7 @@ def _columns(names: Sequence[str], path: Path, column: str | None) -> list[str]:
         nested({name: None for name in names if is_known(name)})
         if column is not None and column not in names:
             raise unknown("column", column, names)
-        if column is None and "prompt" not in names:
+        if column is None and not {"prompt", *CONDITION_KEYS} & set(names):
             raise GenError(missing_prompt(names))
     except GenError as error:
         raise GenError(f"{path}, header: {error}") from None
@@ -216,6 +217,7 @@ def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
                 key in INTEGERS
                 or key.partition(".")[0] in ("sampler", "sampling")
                 or key in ROW_NODES
+                or (key in CONDITION_KEYS and cell.lstrip().startswith(("[", "{")))
             )
             out[key] = _whole(key, scalar(cell.strip())) if param else cell
     return out

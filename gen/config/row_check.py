@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gen.config.canonical import plain, with_params
+from gen.config.condition_rows import check_condition_files
 from gen.config.rows import Row
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError, shown
@@ -34,7 +35,7 @@ def row_check(
     tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
 
     def check(row: Row) -> Row:
-        if row.error or not (row.sampler or row.sampling or row.start):
+        if row.error or not (row.sampler or row.sampling or row.start or row.condition):
             return row
         key = json.dumps([row.sampler, row.sampling], sort_keys=True)
         if key not in tried:
@@ -44,6 +45,7 @@ def row_check(
             if error is not None:
                 raise error
             _check_start(start, row.start)
+            check_condition_files(row.condition)
         except GenError as problem:
             return replace(row, error=located(row, problem))
         return replace(row, sampler=own)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import plain, sampling_fields
+from gen.config.condition_rows import CONDITION_KEYS, row_condition
 from gen.config.yaml_text import check_bounds
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, unknown
@@ -19,7 +20,15 @@ ROW_NODES = (
     "sampling",
     "meta",
 )  # keys with keys of their own, which may also be written as sampler.window
-ROW_KEYS = ("prompt", "id", "seed", "num_samples", *EDIT_FIELDS, *ROW_NODES)
+ROW_KEYS = (
+    "prompt",
+    *CONDITION_KEYS,
+    "id",
+    "seed",
+    "num_samples",
+    *EDIT_FIELDS,
+    *ROW_NODES,
+)
 LONGEST = 400  # characters of a message about one row
 
 
@@ -28,11 +37,12 @@ class Row:
     """Row of input.
 
     Attributes:
-        prompt: the text.
+        prompt: the text; empty where the condition has other parts alone.
         line: of a file, from 1; in a list, its index.
         sampler: parameters of this row over those of its entry.
         sampling: sampling parameters of this row over those of its entry.
         start: source, mask, span, prefix and frames of this row, with absolute paths.
+        condition: parts of the condition beside the prompt (see `gen.config.condition_rows`).
         meta: data to carry along.
         error: reason why the row cannot be made.
         raw: text of a row that could not be read, None for any other.
@@ -48,6 +58,7 @@ class Row:
     sampler: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] = field(default_factory=dict)
+    condition: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     raw: str | None = None
@@ -61,6 +72,7 @@ class Row:
         return {
             "prompt": self.prompt,
             **{k: v for k, v in said if v is not None},
+            **self.condition,
             **self.start,
             **{k: v for k, v in nodes if v},
         }
@@ -88,10 +100,11 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
     if any(isinstance(value, (Mapping, list, tuple)) for value in got.values()):
         check_bounds(got, "the row")
     v = nested(got)
-    prompt = v.get("prompt")
+    condition = row_condition(v, base)
+    prompt = v.get("prompt", "" if condition else None)
     if prompt is None:
         raise GenError("there is no prompt; expected a text under 'prompt'")
-    if not isinstance(prompt, str) or not prompt.strip():
+    if not isinstance(prompt, str) or not (prompt.strip() or condition):
         raise bad_value("prompt", prompt, "a text that is not empty")
     if len(v) > 1:
         _check_types(v)
@@ -108,6 +121,7 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         v.get("seed"),
         v.get("num_samples"),
         start=start,
+        condition=condition,
         **nodes,
     )
     if not writable(prompt if len(v) == 1 else row.tree()):

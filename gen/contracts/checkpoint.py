@@ -122,18 +122,11 @@ def _fetched(name: str) -> Path:
     # heavy, and only hub ids need it
     from huggingface_hub import snapshot_download
 
-    # the same
-    from huggingface_hub.errors import HFValidationError
-
     try:
         path = Path(snapshot_download(name, ignore_patterns=[f"*{p}" for p in PICKLES]))
         if next(path.rglob("*.safetensors"), None) is None:
             path = Path(snapshot_download(name))
-    except (
-        OSError,
-        HFValidationError,
-        ValueError,
-    ) as error:  # whatever the hub's errors are, they are one of these
+    except (OSError, ValueError) as error:  # all errors of the hub are one of these
         raise GenError(
             f"model {name!r} is not a local folder, is not in the local cache, and the hub does not"
             f" give it ({' '.join(str(error).split())[:600]}); expected a folder, a file or the id"
@@ -174,6 +167,7 @@ class Checkpoint(ABC):
         tested: evidence that its loader works.
         catch_all: True for the family of files that no other family matches.
         accepts: parts of a ``Condition`` that ``parse`` takes.
+        most: largest number of media of a part that ``parse`` takes, where there is one.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -187,6 +181,7 @@ class Checkpoint(ABC):
     tested: ClassVar[str]
     catch_all: ClassVar[bool] = False
     accepts: ClassVar[frozenset[str]] = frozenset({"text"})
+    most: ClassVar[Mapping[str, int]] = {}
 
     modality: Modality
     frontend: TokenFrontend
@@ -229,7 +224,7 @@ class Checkpoint(ABC):
         Raises:
             GenError: a part is not taken, or does not parse.
         """
-        condition.require(self.accepts, "the model")
+        condition.require(self.accepts, "the model", self.most)
         return self.condition(condition.text or "")
 
     def condition(self, prompt: str) -> Any:
@@ -241,9 +236,11 @@ class Checkpoint(ABC):
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         """Convert tokens [B, T] in raster order to codes [B, 1, *grid], and latents [B, T, C] to
-        [B, C, *grid]."""
+        [B, C, *grid]. Those of scales may end with any scale."""
         if space.channels:
             return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
+        if space.blocks:
+            return tokens[:, None]
         return tokens.view(len(tokens), 1, *space.grid)
 
 

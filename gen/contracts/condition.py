@@ -9,19 +9,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError
+from gen.core.condition_parts import (
+    CAMERA,
+    FILES,
+    KINDS,
+    read_json,
+    read_messages,
+    read_token_ids,
+    spelled_parts,
+)
+from gen.core.errors import GenError, bad_type, shown
+from gen.media.given import GivenMedia, is_data_uri, read_media
+from gen.media.npz import read_all
 
 
 @dataclass(frozen=True, eq=False)
 class Condition:
     """Parts of a condition, as the user gives them; absent parts are None or empty.
 
-    A plain string stands for ``Condition(text=...)`` wherever a condition is expected.
+    A plain string stands for ``Condition(text=...)`` wherever a condition is expected, and a
+    mapping for the condition with these parts. Media are what ``gen.media.given.read_media`` reads.
 
     Attributes:
         text: prompt.
@@ -45,14 +59,30 @@ class Condition:
     def of(cls, prompt: object) -> Condition:
         """Return the condition of a prompt.
 
+        Args:
+            prompt: a text, a condition, or a mapping of parts, such as ``{"text": ..., "image":
+                "a.png"}``. Observations and messages may be paths of files that hold them.
+
         Raises:
-            GenError: the prompt is neither a string nor a condition.
+            GenError: an unknown part, a part of another type, or a file that cannot be read.
+            WrongType: the prompt is none of these.
         """
         if isinstance(prompt, Condition):
             return prompt
         if isinstance(prompt, str):
             return cls(text=prompt)
-        raise GenError(f"prompt {prompt!r} is a {type(prompt).__name__}; expected a string")
+        if not isinstance(prompt, Mapping):
+            raise bad_type("a prompt", prompt, "a text, a Condition or a mapping of its parts")
+        parts = spelled_parts(prompt)
+        text = parts.get("text")
+        if text is not None and not isinstance(text, str):
+            raise bad_type("text", text, "a text")
+        for part, read in READERS.items():
+            if part in parts:
+                parts[part] = read(parts[part])
+        if not text and len(parts) > 1:  # an empty prompt beside other parts is none
+            parts.pop("text", None)
+        return cls(**parts)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -60,21 +90,119 @@ class Condition:
         named = {f.name: self.__dict__[f.name] for f in fields(self)}
         return tuple(name for name, value in named.items() if value is not None and value != ())
 
-    def require(self, accepted: frozenset[str], taker: str) -> None:
+    def require(
+        self, accepted: frozenset[str], taker: str, most: Mapping[str, int] | None = None
+    ) -> None:
         """Check that something takes all parts of the condition.
 
         Args:
             accepted: names of the parts that are taken.
             taker: name of what takes them, for the message.
+            most: largest number of media of a part, where there is one.
 
         Raises:
-            GenError: a part is not taken, or there is none.
+            GenError: a part is not taken, has too many media, or there is none.
         """
         for part in self.parts or ("nothing",):
             if part not in accepted:
                 raise GenError(
                     f"{taker} takes {' and '.join(sorted(accepted))} as its condition; got {part}"
                 )
+        for part, limit in (most or {}).items():
+            count = len(getattr(self, part))
+            if count > limit:
+                raise GenError(f"{taker} takes at most {limit} {part}; got {count}")
+
+    def media(self, part: str, size: tuple[int, int] | None = None) -> tuple[GivenMedia, ...]:
+        """Read the media of a part.
+
+        Args:
+            part: ``images``, ``audio`` or ``video``.
+            size: (h, w) that images and clips must have.
+
+        Raises:
+            GenError: a medium cannot be read, is of another kind or of another size.
+        """
+        values = getattr(self, part)
+        names = [f"{part}.{i}" if len(values) > 1 else KINDS[part] for i in range(len(values))]
+        return tuple(
+            read_media(v, KINDS[part], n, size) for v, n in zip(values, names, strict=True)
+        )
+
+    def cameras(self, size: tuple[int, int] | None = None) -> dict[str, GivenMedia]:
+        """Read the camera images of the observation, by key; arguments and errors as of
+        ``media``."""
+        return {
+            key: read_media(value, "image", key, size)
+            for key, value in (self.observation or {}).items()
+            if key.startswith(CAMERA)
+        }
+
+    def check_media(self) -> None:
+        """Read all media once. Raises ``GenError`` for one that cannot be read."""
+        for part in KINDS:
+            self.media(part)
+        self.cameras()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the parts that are there as plain data; a medium in memory is only noted."""
+        found = {part: getattr(self, part) for part in self.parts}
+        for part in KINDS.keys() & found.keys():
+            found[part] = [_plain_medium(value) for value in found[part]]
+        for part in {"messages", "tokens"} & found.keys():
+            found[part] = list(found[part])
+        if "observation" in found:
+            found["observation"] = {
+                key: _plain_medium(v) if key.startswith(FILES) else _plain_value(v)
+                for key, v in found["observation"].items()
+            }
+        return found
+
+
+def read_observation(value: Any) -> dict[str, Any]:
+    """Return an observation: a mapping as it is, or what a JSON or ``.npz`` file holds.
+
+    Camera images of a JSON file are paths beside it.
+
+    Raises:
+        GenError: the file cannot be read, or holds no mapping.
+    """
+    base = Path()
+    if isinstance(value, (str, Path)):
+        base = Path(value).parent
+        is_npz = Path(value).suffix.lower() == ".npz"
+        value = read_all(Path(value)) if is_npz else read_json(value, "observation")
+    if not isinstance(value, Mapping):
+        raise bad_type("observation", value, "a mapping of names to values, or the path of a file")
+    found = {str(key): v for key, v in value.items()}
+    for key, v in found.items():
+        if key.startswith(FILES) and isinstance(v, str) and not is_data_uri(v):
+            found[key] = str(base / v)
+    return found
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "observation": read_observation,
+    "messages": read_messages,
+    "tokens": read_token_ids,
+}
+
+
+def _plain_medium(value: Any) -> Any:
+    """Return a path or ``data:`` URI as a text; the type of anything else."""
+    if isinstance(value, (str, Path)):
+        return str(value)
+    return {"unsaved": type(value).__name__}
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value of an observation as plain data."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    try:
+        return np.asarray(value).tolist()
+    except (TypeError, ValueError):
+        return shown(value)
 
 
 class ConditionEncoder(ABC):

@@ -70,6 +70,7 @@ class Modality(ABC):
         masked_params: parameters of masked samplers that suit this modality's models, where neither
             the user nor the preset gives them.
         accepts: parts of a ``Condition`` that ``parse`` takes.
+        most: largest number of media of a part that ``parse`` takes, where there is one.
         checkpoint: published checkpoint that decides about prompts and tokens, if any.
         kept: extension of what ``keep`` writes, if it is another one than ``extension``.
         also: extensions of further files that a job writes for every output.
@@ -91,9 +92,12 @@ class Modality(ABC):
         "masked": "maskgit",
         "masked-latents": "mar",
         "blocks": "frame_blocks",
+        "refined_scales": "next_scale_masked",
+        "scales": "next_scale",
     }
     masked_params: Mapping[str, Any] = {}
-    accepts: ClassVar[frozenset[str]] = frozenset({"text"})
+    accepts: frozenset[str] = frozenset({"text"})
+    most: Mapping[str, int] = {}
     checkpoint: Any = None
     kept: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
@@ -111,7 +115,7 @@ class Modality(ABC):
         Raises:
             GenError: a part is not taken, or does not parse.
         """
-        condition.require(self.accepts, f"modality {self.name!r}")
+        condition.require(self.accepts, f"modality {self.name!r}", self.most)
         return self.condition(condition.text or "")
 
     @abstractmethod
@@ -140,6 +144,15 @@ class Modality(ABC):
         """
         return condition
 
+    def drawn_by(self, condition: Any) -> str:
+        """Return what the random numbers of an item depend on, beside its seed: its canonical
+        prompt, or a part of it.
+
+        Args:
+            condition: condition that ``ground`` returned.
+        """
+        return str(condition)
+
     # --- models
 
     @abstractmethod
@@ -166,6 +179,15 @@ class Modality(ABC):
         Raises:
             GenError: the model cannot serve the modality.
         """
+
+    def sized(self, space: TokenSpace, conditions: list[Any]) -> TokenSpace:
+        """Return the token space of a batch whose conditions decide how long outputs are.
+
+        Args:
+            space: token space of ``bind``.
+            conditions: grounded conditions of the batch.
+        """
+        return space
 
     @abstractmethod
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:

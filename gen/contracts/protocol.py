@@ -28,6 +28,7 @@ class ModelProtocol:
         draws_lengths: lengths of rows can be drawn from one canvas, before anything is decoded.
         replaces_rows: rows that are done may be replaced by the next items. A model whose cache
             cannot do so decodes batch by batch all the same.
+        guides: the model takes classifier-free guidance.
         closed_form: last part of the names of the test models in closed form
             (``tests/support/tabular.py``: ``Tabular`` and this).
     """
@@ -38,6 +39,7 @@ class ModelProtocol:
     edits: ClassVar[bool] = False
     draws_lengths: ClassVar[bool] = False
     replaces_rows: ClassVar[bool] = True
+    guides: ClassVar[bool] = True
     closed_form: ClassVar[str]
 
     @classmethod

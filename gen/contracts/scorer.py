@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from gen.core.errors import GenError, bad_type, unknown
+from gen.core.errors import GenError
 from gen.core.import_paths import is_import_path, load_object
 from gen.core.registry import registry
 
@@ -153,25 +153,8 @@ def read_scorer(spec: ScorerSpec, where: str = "sampler.scorer") -> Scorer:
         raise GenError(f"{where} is the class {spec.__name__}; expected a scorer of it, with ()")
     if callable(spec):
         return FunctionScorer(spec)
-    given = {"name": spec} if isinstance(spec, str) else spec
-    if not isinstance(given, Mapping):
-        expected = "the name of a scorer, {'name': ..., parameter: value} or a function"
-        raise bad_type(where, spec, expected)
-    given = dict(given)
-    name = given.pop("name", None)
-    if name is None:
-        raise GenError(
-            f"{where} has no name; expected one of {', '.join(registry.table('scorer'))}"
-        )
-    cls: Any = registry.get("scorer", name, where)
-    known = [f.name for f in fields(cls)] if hasattr(cls, "__dataclass_fields__") else []
-    for key in given:
-        if key not in known:
-            raise unknown(f"parameter of scorer {name!r}:", key, known, where)
-    try:
-        return cls(**given)
-    except GenError as error:
-        raise GenError(f"{error} ({where})") from None
+    expected = "the name of a scorer, {'name': ..., parameter: value} or a function"
+    return registry.build("scorer", spec, where, expected)
 
 
 def _imported(path: str, where: str) -> Scorer:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, bad_type, unknown
 
 T = TypeVar("T")
 GROUP = "gen.plugins"
@@ -54,6 +55,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint": ("gen.modalities.checkpoints",),
     "metric": ("gen.eval.metrics",),
 }
+
+
+def field_names(cls: Any) -> list[str]:
+    """Return the names of a dataclass's fields; none of another class."""
+    return [f.name for f in fields(cls)] if is_dataclass(cls) else []
 
 
 class Registry:
@@ -108,6 +114,35 @@ class Registry:
         if not isinstance(name, str) or name not in table:
             raise unknown(kind, name, table, where)
         return table[name]
+
+    def build(self, kind: str, spec: Any, where: str, expected: str) -> Any:
+        """Creates an object of a registered dataclass.
+
+        Args:
+            kind: the table.
+            spec: name, or ``{"name": ..., parameter: value}``.
+            where: parameter that holds the spec, for messages.
+            expected: what else may come, for the message about another type.
+
+        Raises:
+            GenError: the spec has another type or no name, the name or a parameter is unknown, or
+                a value is bad.
+        """
+        given = {"name": spec} if isinstance(spec, str) else spec
+        if not isinstance(given, Mapping):
+            raise bad_type(where, spec, expected)
+        values = {key: value for key, value in given.items() if key != "name"}
+        if given.get("name") is None:
+            raise GenError(f"{where} has no name; expected one of {', '.join(self.table(kind))}")
+        make: Callable[..., Any] = self.get(kind, given["name"], where)
+        known = field_names(make)
+        for key in values:
+            if key not in known:
+                raise unknown(f"parameter of {kind} {given['name']!r}:", key, known, where)
+        try:
+            return make(**values)
+        except GenError as error:
+            raise GenError(f"{error} ({where})") from None
 
     def table(self, kind: str) -> dict[str, Any]:
         """Lists all objects of a kind, by name in alphabetical order.

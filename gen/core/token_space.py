@@ -264,9 +264,11 @@ class TokenSpace:
     def before_end(self, tokens: Tensor) -> Tensor:
         """Return the tokens [T(, C)] of one row before its end, or all of them.
 
-        An end is the eos token, or one of ``stop_token_ids``.
+        An end is the eos token, or one of ``stop_token_ids``; of latents, NaN.
         """
-        if self.channels or (self.eos_token_id is None and not self.stop_token_ids):
+        if self.channels:
+            return tokens[: int((~tokens.isnan().any(-1)).long().cumprod(0).sum())]
+        if self.eos_token_id is None and not self.stop_token_ids:
             return tokens
         eos = () if self.eos_token_id is None else (self.eos_token_id,)
         ends = torch.tensor([*eos, *self.stop_token_ids], device=tokens.device)

@@ -93,7 +93,7 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     sizes = [grid] if isinstance(grid, int) else list(grid)
     if not sizes or not all(isinstance(n, int) and n > 0 for n in sizes) or prod(sizes) < length:
         raise bad_value("grid", grid, f"sizes that hold the {length} positions of {where}")
-    if len(sizes) == 1 and kind != "image":
+    if len(sizes) == 1:
         return layout(None, sizes[0], where, kind)
     if len(sizes) == 2 and kind != "image" and sizes[0] >= sizes[1]:
         lines = ceil(sizes[0] / BAND)

@@ -44,6 +44,7 @@ TYPES = {
     "text": ("text", "latent"),
     "data": ("np", "latent"),
 }
+MEDIA = ("image", "audio", "video")  # arguments that are parts of the condition
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
 
 
@@ -128,7 +129,7 @@ class DiffusersPipeline:
     @torch.no_grad()
     def __call__(
         self,
-        prompt: str | Sequence[str],
+        prompt: str | Sequence[str] | None = None,
         negative_prompt: str | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
@@ -150,7 +151,7 @@ class DiffusersPipeline:
         are the model's defaults.
 
         Args:
-            prompt: one prompt, or several.
+            prompt: one prompt, or several; None where the condition is media alone.
             negative_prompt: prompt of the unconditional CFG branch, for all prompts.
             num_inference_steps: number of steps, for samplers that have one (the masked ones).
             guidance_scale: weight of classifier-free guidance; 1 and less is no guidance, as in
@@ -164,12 +165,12 @@ class DiffusersPipeline:
                 every forward pass; ``timestep`` is the share of positions that are still masked.
             callback_on_step_end_tensor_inputs: names of the tensors for the callback.
             sampler: name, ``{"name": ..., parameter: value}`` or sampler; None for the usual one.
-            temperature, top_k, top_p, min_p, others: sampling parameters (``SamplingParams``).
+            temperature, top_k, top_p, min_p, others: sampling parameters, and media (``_prompts``).
 
         Raises:
             GenError: an argument is not supported, or ``Pipeline`` refuses a value.
         """
-        controls = {k: others.pop(k) for k in CONTROLS if k in others}
+        controls, media = ({k: others.pop(k) for k in n if k in others} for n in (CONTROLS, MEDIA))
         count = self._count(num_images_per_prompt, others)
         output_type = self._output_type(output_type)
         self._check_callback_inputs(callback_on_step_end_tensor_inputs)
@@ -177,7 +178,7 @@ class DiffusersPipeline:
         filters = (temperature, top_k, top_p, min_p, guidance_scale)
         sampling = self._sampling(spec, filters, controls)
         pipe = _against(self.pipe, negative_prompt, sampling.guided)
-        items = self._items(pipe, prompt, count, generator)
+        items = self._items(pipe, _prompts(prompt, media), count, generator)
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
         with ProgressBar(self._progress, len(items)) as bar:
@@ -221,12 +222,11 @@ class DiffusersPipeline:
     def _items(
         self,
         pipe: Pipeline,
-        prompt: str | Sequence[str],
+        prompts: list[Any],
         count: int,
         generator: torch.Generator | Sequence[torch.Generator] | None,
     ) -> list[ItemPlan]:
         """Plan ``count`` items per prompt, each with a seed that ``generator`` draws."""
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         self.pipe.plan(prompts)  # refuses bad prompts before a generator advances
         seeds = _seeds(generator, len(prompts) * count)
         return [
@@ -239,7 +239,10 @@ class DiffusersPipeline:
         said = {"num_images_per_prompt": images, **others}
         said = {k: v for k, v in said.items() if v is not None}
         own = {"num_images_per_prompt", COUNTS.get(self.kind, "num_images_per_prompt")}
-        known = {*type(self).__call__.__annotations__, *own, *CONTROLS} - {"others", "return"}
+        known = {*type(self).__call__.__annotations__, *own, *CONTROLS, *MEDIA} - {
+            "others",
+            "return",
+        }
         for key in said:
             if key not in own:
                 raise unknown("argument of the pipeline:", key, known)
@@ -298,6 +301,38 @@ class DiffusersPipeline:
 def diffusers_pipeline(pipe: Pipeline) -> DiffusersPipeline:
     """Make the pipeline with the call of diffusers."""
     return DiffusersPipeline(pipe)
+
+
+def _prompts(prompt: Any, media: Mapping[str, Any]) -> list[Any]:
+    """Return the prompts of a call with its arguments ``image``, ``audio`` and ``video``.
+
+    One medium is that of all prompts. A list has one for each of several prompts, or all media of
+    one; without a prompt, each is the condition of an output of its own.
+
+    Raises:
+        GenError: there is neither prompt nor medium, or a list of media has another length than the
+            prompts.
+    """
+    came = {name: value for name, value in media.items() if value is not None}
+    if not came:
+        if prompt is None:
+            raise GenError("there is no prompt; expected a text, or image, audio or video")
+        return [prompt] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        return [{"text": prompt, **came}]
+    lists = {name: value for name, value in came.items() if isinstance(value, list)}
+    count = max(map(len, lists.values()), default=1)
+    texts = [None] * count if prompt is None else list(prompt)
+    for name, value in lists.items():
+        if len(value) != len(texts):
+            raise GenError(
+                f"{name} is a list of {len(value)} and there are {len(texts)} prompts; expected one"
+                " for each"
+            )
+    return [
+        {"text": text, **{n: v[i] if n in lists else v for n, v in came.items()}}
+        for i, text in enumerate(texts)
+    ]
 
 
 def _with_steps(

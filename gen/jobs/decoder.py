@@ -16,6 +16,7 @@ from typing import Any
 
 from gen.core.errors import GenError
 from gen.core.files import sha256
+from gen.jobs.given import parsed_condition
 from gen.models.load.locate import locate, zoo
 from gen.pipeline.control import with_output
 from gen.pipeline.lengths import without_eos
@@ -149,7 +150,8 @@ class Decoder:
                 f"the tokens have shape {tuple(stored.tokens.shape)}; expected {shape}, the"
                 f" positions of model {meta['model']}"
             )
-        condition = modality.ground(modality.condition(meta["prompt"]), meta["seed"])
+        parsed = parsed_condition(modality, meta["prompt"], meta.get("given"))
+        condition = modality.ground(parsed, meta["seed"])
         if "source" in meta["start"]:
             condition = modality.as_stated(condition)
         if str(condition) != meta["condition"]:

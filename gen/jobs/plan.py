@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import difference
+from gen.config.condition_rows import content_of
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
 from gen.config.rows import Row, located
@@ -26,6 +27,7 @@ from gen.core.files import TEMPORARY, put, slug, writing
 from gen.core.sampler import draft_models
 from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
+from gen.jobs.given import parsed_condition
 from gen.store.claims import create
 from gen.store.joblog import source_commit
 from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, SHARDS, is_job, lines_of, read_plan
@@ -96,9 +98,11 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         ).hexdigest()[:16]
 
     used: dict[str, int] = {}
+    readable: set[str] = set()  # conditions whose media were read
     for row in entry.rows():
         about = {
             "line": row.line,
+            **({"condition": row.condition} if row.condition else {}),
             **({"input_id": row.id} if row.id is not None else {}),
             **({"meta": row.meta} if row.meta else {}),
         }
@@ -109,7 +113,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         try:
             if row.error:
                 raise GenError(row.error)
-            condition = str(modality.condition(row.prompt))
+            condition = str(parsed_condition(modality, row.prompt, row.condition, readable))
             EditSpec(**{**vars(entry.start), **row.start})
         except GenError as error:
             if not entry.prompts_file:
@@ -126,6 +130,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             }
             continue
         content = {k: file_digest(v) if k in MEDIA else v for k, v in overrides.items()}
+        if row.condition:
+            content["condition"] = content_of(row.condition, file_digest)
         for seed in _seeds_of(row, entry, condition, used):
             yield {
                 "id": identity(row.prompt, seed, content),

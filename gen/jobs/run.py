@@ -25,12 +25,13 @@ from gen.config.job import make_job
 from gen.core.clock import SteadyClock, pause
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
-from gen.core.files import TEMPORARY, put, put_text, sha256, sweep_temporaries, writing
+from gen.core.files import TEMPORARY, put_text, sha256, sweep_temporaries, writing
 from gen.core.processes import worker_name
 from gen.core.registry import registry
 from gen.core.seeds import sample_seeds
 from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
+from gen.jobs.given import kept_file, kept_parts
 from gen.jobs.plan import changes, check_target, make_plan, mend_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, process_rank
@@ -263,7 +264,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
             "max_new_tokens differs between the items to save, and a job has one number for all;"
             " expected one, or a prompts file whose rows say theirs"
         )
-    prompts, samples = whole_run(out.items, modality)
+    prompts, samples = whole_run(out.items, modality, folder)
     tree = {
         "modality": out.modality,
         "model": out.model,
@@ -311,19 +312,22 @@ class PreloadedPipelines:
         return self.pipe
 
 
-def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
-    """Find the prompts and the samples per prompt that plan to these items. Raises ``GenError``
-    if none do."""
+def whole_run(items: list[Any], modality: Any, folder: Path) -> tuple[list[Any], int]:
+    """Find the rows and the samples per row that plan to these items. Media in memory become files
+    of the folder. Raises ``GenError`` if no rows do."""
     for samples in range(len(items), 0, -1):
-        prompts = [i.prompt for i in items[::samples]]
+        first = items[::samples]
         used: dict[str, int] = {}
-        seeds = [
-            (p, s)
-            for p in prompts
-            for s in sample_seeds(used, str(modality.condition(p)), samples, items[0].seed)
-        ]
-        if seeds == [(i.prompt, i.seed) for i in items]:
-            return prompts, samples
+        seeds = []
+        for item in first:
+            is_text = item.given is None
+            parsed = modality.condition(item.prompt) if is_text else modality.parse(item.given)
+            drawn = sample_seeds(used, str(parsed), samples, items[0].seed)
+            seeds += [(item.prompt, id(item.given), seed) for seed in drawn]
+        if seeds == [(i.prompt, id(i.given), i.seed) for i in items]:
+            parts = [kept_parts(item.given, folder) for item in first]
+            rows = zip(first, parts, strict=True)
+            return [{"prompt": i.prompt, **p} if p else i.prompt for i, p in rows], samples
     raise GenError(
         "the items to save are not a whole run; expected every prompt with the same number of"
         " consecutive seeds"
@@ -334,12 +338,5 @@ def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
     """Return a path as it is; keep a sample with the job, under a name with its digest."""
     if value is None or modality.is_path(value):
         return None if value is None else str(value)
-    with writing(folder):
-        (folder / INPUTS).mkdir(parents=True, exist_ok=True)
-    path = (
-        folder / INPUTS / f"{TEMPORARY}{worker_name()}-{name}.{modality.kept or modality.extension}"
-    )
-    put(path, lambda temporary: modality.keep(value, temporary))
-    named = path.with_name(f"{name}-{sha256(path)[:12]}{path.suffix}")
-    os.replace(path, named)
-    return str(named)
+    extension = modality.kept or modality.extension
+    return kept_file(folder, name, extension, lambda path: modality.keep(value, path))

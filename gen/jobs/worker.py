@@ -25,6 +25,7 @@ from gen.core.processes import worker_name
 from gen.core.sampler import resolve_sampler
 from gen.gallery import write as gallery
 from gen.jobs.determinism import deterministic
+from gen.jobs.given import given_prompt
 from gen.jobs.microbatch import Microbatches
 from gen.jobs.progress.report import Silent
 from gen.jobs.types import Lost, Report, Stopped, Work
@@ -303,9 +304,8 @@ class Worker:
                     continue
                 entry = self.entry_of(item)
                 pipe = self.pipe(item["entry"])
-                work = self._work(
-                    item, attempt, pipe.plan([item["prompt"]], 1, item["seed"])[0], entry
-                )
+                given = given_prompt(item["prompt"], item.get("condition"))
+                work = self._work(item, attempt, pipe.plan([given], 1, item["seed"])[0], entry)
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():
                 Microbatches(self, self.pipe(number), works, due, writer).run()

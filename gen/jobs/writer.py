@@ -233,7 +233,7 @@ class Writer:
             **({"grid": list(out.grid)} if out is not None and out.grid else {}),
             **({"also": also} if out is not None and also else {}),
             **tokens,
-            **{k: item[k] for k in ("overrides", "input_id", "meta") if k in item},
+            **{k: item[k] for k in ("condition", "overrides", "input_id", "meta") if k in item},
             "attempt": work.attempt,
             "turn": self.worker.claims.turns[f"{self.shard:05d}"],
             "seconds": stats.get("seconds"),
@@ -271,7 +271,9 @@ def recipe(work: Work) -> dict[str, Any]:
         **said,
         "sampler": entry.sampler,
         "sampling": entry.sampling,
-        "prompts": [item["prompt"]],
+        "prompts": [{"prompt": item["prompt"], **item["condition"]}]
+        if "condition" in item
+        else [item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
         **({"format": entry.format} if entry.format else {}),

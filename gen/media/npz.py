@@ -43,3 +43,17 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         raise GenError(
             f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
         ) from None
+
+
+def read_all(path: Path) -> dict[str, np.ndarray | str]:
+    """Read all arrays of a file; an array of one text as the text. Errors as of ``read_npz``."""
+    if not path.is_file():
+        raise GenError(f"{path} does not exist; expected an .npz file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged archive may raise anything
+        raise GenError(
+            f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
+        ) from None
+    return {k: v.item() if v.dtype.kind == "U" and not v.ndim else v for k, v in found.items()}

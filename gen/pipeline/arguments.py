@@ -37,8 +37,8 @@ def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
     """Return the conditions of a call.
 
     Args:
-        prompts: one prompt or several, text or ``Condition``: a list, a generator, an array, a
-            column of a table or a data set of texts.
+        prompts: one prompt or several, text, ``Condition`` or mapping of its parts: a list, a
+            generator, an array, a column of a table or a data set of texts.
         prompt: the same under its other name.
 
     Raises:
@@ -48,11 +48,11 @@ def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
     if prompts is not None and prompt is not None:
         raise GenError("prompt and prompts are both given; expected one of them")
     given = prompt if prompts is None else prompts
-    if isinstance(given, (str, Condition)):
+    if isinstance(given, (str, Condition, Mapping)):
         return [Condition.of(given)]
-    if given is None or isinstance(given, (bytes, bytearray, Mapping)):
+    if given is None or isinstance(given, (bytes, bytearray)):
         raise bad_type("prompts", given, "a text, or several of them")
-    found = [_condition(p) for p in islice(_each(given), MAX_ITEMS + 1)]
+    found = [Condition.of(p) for p in islice(_each(given), MAX_ITEMS + 1)]
     if not found:
         raise GenError("there are no prompts; expected at least one")
     require_items(len(found), 1)
@@ -72,13 +72,6 @@ def _each(prompts: Any) -> Iterator[Any]:
     if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
         return (prompts[i] for i in range(len(prompts)))
     raise bad_type("prompts", prompts, "a text, or several of them")
-
-
-def _condition(prompt: Any) -> Condition:
-    """Return the condition of one prompt. Raises ``WrongType`` for anything else."""
-    if not isinstance(prompt, (str, Condition)):
-        raise bad_type("a prompt", prompt, "a text or a Condition")
-    return Condition.of(prompt)
 
 
 def require_items(prompts: int, num_samples: int) -> None:

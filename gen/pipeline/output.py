@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.contracts.plain_spec import plain_spec
@@ -35,6 +36,7 @@ class ItemPlan:
         condition: typed condition of the modality, with what the prompt leaves open decided by the
             seed.
         max_new_tokens: tokens that this item may have, where they differ between items.
+        given: condition as the user gave it; None where the prompt is all of it.
     """
 
     index: int
@@ -42,6 +44,7 @@ class ItemPlan:
     seed: int
     condition: Any = None
     max_new_tokens: int | None = None
+    given: Condition | None = None
 
 
 MEDIA_KINDS = ("image", "audio", "video")
@@ -249,7 +252,8 @@ class PipelineOutput:
         return replace(
             parts[0],
             media=[media for part in parts for media in part.media],
-            tokens=torch.cat([part.tokens for part in parts]),
+            tokens=_stacked([part.tokens for part in parts]),
+            grid=max(part.grid for part in parts),
             stats=[stats for part in parts for stats in part.stats],
             traces=traces,
             items=[item for part in parts for item in part.items],
@@ -272,3 +276,15 @@ class PipelineOutput:
         from gen.jobs.run import save_output
 
         return save_output(self, Path(folder).expanduser())
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Join tokens [N, T(, C)]. Latents of fewer positions than others are followed by NaN."""
+    longest = max(part.shape[1] for part in parts)
+    missing = [longest - part.shape[1] for part in parts]
+    return torch.cat(
+        [
+            part if not n else torch.nn.functional.pad(part, (0, 0, 0, n), value=torch.nan)
+            for part, n in zip(parts, missing, strict=True)
+        ]
+    )

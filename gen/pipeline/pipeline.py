@@ -67,7 +67,8 @@ from gen.tokenizers.base.text_bytes import TextBytes
 
 BATCH_SIZE = 8
 TURNS = 4  # batches that are handed over together, so that rows that are done can be replaced
-Prompts = str | Condition | Iterable[str | Condition]
+Prompt = str | Condition | Mapping[str, Any]
+Prompts = Prompt | Iterable[Prompt]
 
 
 class Pipeline(PromptedModels):
@@ -110,7 +111,7 @@ class Pipeline(PromptedModels):
         """Make ``num_samples`` outputs per prompt.
 
         Args:
-            prompts: one prompt or several, text or ``Condition``; also as ``prompt``.
+            prompts: one or several, a text or ``{"text": ..., "image": ...}``; also as ``prompt``.
             sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
                 None takes the one that suits the model (``pipe.config["sampler"]``).
             num_samples: outputs per prompt (1); also as ``n``, ``num_images_per_prompt`` and
@@ -287,6 +288,7 @@ class Pipeline(PromptedModels):
                     prompt.text or "",
                     item_seed,
                     self.modality.ground(parsed, item_seed),
+                    given=prompt,
                 )
                 for j, item_seed in enumerate(sample_seeds(used, str(parsed), num_samples, seed))
             ]

@@ -173,4 +173,4 @@ class PromptedModels(ModalityModels):
 
     def draw_key(self, item: ItemPlan) -> int:
         """Return the key of an item's random numbers."""
-        return item_key(self.modality.name, str(item.condition), item.seed)
+        return item_key(self.modality.name, self.modality.drawn_by(item.condition), item.seed)

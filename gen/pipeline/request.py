@@ -120,6 +120,7 @@ class StartingPoint:
             GenError: the protocol or the modality cannot start there.
         """
         start, rows = request.start, len(request.items)
+        space = modality.sized(space, [item.condition for item in request.items])
         limit = request.sampling.max_new_tokens
         if limit is not None and (start.source is not None or start.frames is not None):
             given = "source" if start.frames is None else "frames"

@@ -174,14 +174,26 @@ class ImageStream(Stream):
         self.sent = [0] * rows
 
     def step(self, row: int, tokens: Tensor, known: Tensor) -> None:
-        total = known.numel()
-        reached = int(known.sum()) * (self.previews + 1) // total
+        total, done = known.numel(), int(known.sum())
+        whole = self._whole_blocks(known)
+        if self.space.blocks:
+            total, done = len(self.space.blocks), whole
+        reached = done * (self.previews + 1) // total
         if reached <= self.sent[row] or reached > self.previews:
             return
         self.sent[row] = reached
+        if self.space.blocks:  # complete scales decode to a blurred image
+            kept = tokens[: self.space.blocks[whole - 1].stop]
+            self.on_chunk(row, self.decode(kept), preview=True)
+            return
         filled = fill(tokens[None].clone(), known[None], self.space, self.in_order)[0]
         image = grey_where_unknown(self.decode(filled), known, self.space.grid)
         self.on_chunk(row, image, preview=True)
+
+    def _whole_blocks(self, known: Tensor) -> int:
+        """Count the leading blocks of the space that are known whole, bool [T]."""
+        whole = [bool(known[block].all()) for block in self.space.blocks]
+        return [*whole, False].index(False)
 
     def finish(self, media: Sequence[Any]) -> None:
         for row, image in enumerate(media):

@@ -58,7 +58,7 @@ OPTIONAL = {
     **dict.fromkeys(("attempt", "turn", "bytes", "nfe", "tokens", "tokens_computed", "batch"), int),
     **dict.fromkeys(("mean_acceptance_length", "draft_acceptance_rate", "seconds"), (int, float)),
     **dict.fromkeys(("model", "guarantee", "worker", "tokens_file", "shard_sha256"), str),
-    **dict.fromkeys(("overrides", "meta", "decoded_with", "search"), dict),
+    **dict.fromkeys(("condition", "overrides", "meta", "decoded_with", "search"), dict),
     "also": list,
 }
 NAMES = {

@@ -84,6 +84,11 @@ def save_tokens(path: Path, out: PipelineOutput, i: int) -> None:
         "seed": item.seed,
         "condition": str(item.condition),
     }
+    if item.given is not None:
+        parts = item.given.to_dict()
+        parts.pop("text", None)
+        if parts:
+            meta["given"] = parts
     write_npz(
         path,
         {

@@ -98,7 +98,9 @@ class ActionModality(GridModality):
         except ValueError as error:
             raise GenError(str(error)) from None
 
-    def ground(self, condition: Task, seed: int) -> Situation:
+    def ground(self, condition: Task | Situation, seed: int) -> Situation:
+        if isinstance(condition, Situation):  # an observation leaves nothing open
+            return condition
         return Situation(
             condition,
             tabletop_tasks.draw_state(
@@ -209,8 +211,13 @@ class ActionModality(GridModality):
         )
 
     def check(self, media: ActionChunk, prompt: str) -> Verdict:
-        return tabletop_check.check(media.action, media.situation.state, self.condition(prompt))
+        task = self._task(media, prompt)
+        return tabletop_check.check(media.action, media.situation.state, task)
 
     def grade(self, media: ActionChunk, prompt: str) -> float:
         """Return how much of the way to the goal a chunk goes."""
-        return tabletop_check.grade(media.action, media.situation.state, self.condition(prompt))
+        return tabletop_check.grade(media.action, media.situation.state, self._task(media, prompt))
+
+    def _task(self, media: ActionChunk, prompt: str) -> Task:
+        """Return the task of a prompt; of an empty one, the task of the observation."""
+        return self.condition(prompt) if prompt else media.situation.task

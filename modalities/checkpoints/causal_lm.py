@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import transformers
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import answer_length
+from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
@@ -21,7 +22,7 @@ from gen.tokenizers.text.hf_text import HFText
 
 
 @register("checkpoint", "causal_lm")
-class CausalText(Checkpoint):
+class CausalText(LanguagePrompts):
     """Causal language models of transformers whose attention takes masks and positions (Llama,
     Qwen, Gemma ...).
 
@@ -89,8 +90,11 @@ class CausalText(Checkpoint):
         self.binding = Binding(space, self.prompt, self.prompt("")[:1] or [ends[0] if ends else 0])
         self.modality = FreeText(self)
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, text: str | Conversation | TokenIds) -> list[int]:
         """Token ids of a prompt, in the chat template if ``chat`` is on."""
+        ids = self.ids_of(text)
+        if ids is not None:
+            return ids
         if self.chat and text:
             return chat_token_ids(self.tokenizer, text)
         return self.tokenizer(text)["input_ids"]

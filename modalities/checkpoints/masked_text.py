@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import answer_length, is_integer
 from gen.modalities.checkpoints.token_counts import read_rarity
+from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
@@ -30,7 +31,7 @@ from gen.tokenizers.text.hf_text import HFText
 Rules = Mapping[str, tuple[Any, tuple[Any, ...]]]
 
 
-class MaskedText(Checkpoint):
+class MaskedText(LanguagePrompts):
     """Masked language model whose vocabulary is its tokenizer's.
 
     Classifier-free guidance compares with the prompt masked: as many mask tokens as it has tokens.
@@ -156,12 +157,15 @@ class MaskedText(Checkpoint):
             found += ids
         return tuple(dict.fromkeys(found))
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, text: str | Conversation | TokenIds) -> list[int]:
         """Token ids of a prompt.
 
         Raises:
             GenError: the text has no tokens.
         """
+        given = self.ids_of(text)
+        if given is not None:
+            return given
         if self.chat:
             return chat_token_ids(self.tokenizer, text)
         ids = self.tokenizer(text)["input_ids"]

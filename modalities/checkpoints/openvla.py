@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,11 @@ import transformers
 from torch import Tensor, nn
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.condition import Condition
 from gen.contracts.modality import Binding
+from gen.core.condition_parts import FEATURES
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.files import sha256
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.open_vocabulary import FreeAction
@@ -53,12 +56,16 @@ PATCHES = 1 << 14  # ids in prompts that stand for one file of features
 
 @dataclass(frozen=True)
 class Instruction:
-    """Instruction, and the file with features of the camera image, if any."""
+    """Instruction, and the file with features of the camera image, if any. ``digest``: sha256 of
+    the file of an observation."""
 
     text: str
     features: str = ""
+    digest: str = ""
 
     def __str__(self) -> str:
+        if self.digest:
+            return f"{self.text} | {self.digest[:16]}"
         return f"{self.text} | {self.features}" if self.features else self.text
 
 
@@ -122,7 +129,8 @@ class OpenVLA(Checkpoint):
     names them.
 
     A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] of the
-    vision backbone.
+    vision backbone. An observation has the instruction as ``task`` and may have the file as
+    ``observation.features``.
 
     Args:
         unnorm_key: data set whose statistics put actions into physical units; needed if there are
@@ -132,6 +140,7 @@ class OpenVLA(Checkpoint):
             differs where it has ``v01``.
     """
 
+    accepts = frozenset({"text", "observation"})
     modalities = ("action",)
     protocols = ("causal",)
     sampling = {"temperature": 0.0}
@@ -206,6 +215,31 @@ class OpenVLA(Checkpoint):
 
     def adapter(self, protocol: str) -> SeeingLM:
         return SeeingLM(self.model, self.vocabulary, self.conditions)
+
+    def parse(self, condition: Condition) -> Instruction:
+        """Return the instruction that a text or an observation states.
+
+        Raises:
+            GenError: both came, the observation has no task, camera images, whose vision backbone
+                is not loaded, or features that cannot be read.
+        """
+        if condition.observation is None:
+            return super().parse(condition)
+        condition.require(frozenset({"observation"}), "a policy")
+        task, camera = condition.observation.get("task"), next(iter(condition.cameras()), None)
+        if not isinstance(task, str) or not task.strip():
+            raise bad_value("task", task, "the instruction as a text", "the observation")
+        if camera is not None:
+            raise GenError(
+                f"the observation has {camera}, and the model takes features of images, computed"
+                f" elsewhere; expected {FEATURES}, an .npy file"
+            )
+        file = str(condition.observation.get(FEATURES) or "")
+        if not file:
+            return Instruction(task.strip())
+        instruction = Instruction(task.strip(), file)
+        self.conditions.of(torch.tensor([self.number(instruction)]))  # an unreadable file fails
+        return replace(instruction, digest=sha256(Path(file).expanduser()))
 
     def condition(self, prompt: str) -> Instruction:
         text, bar, file = (part.strip() for part in prompt.partition("|"))

@@ -18,8 +18,9 @@ from gen.core.token_space import TokenSpace
 from gen.media.images import FORMATS, write_image
 from gen.modalities.image import captions as shapes
 from gen.modalities.image import checker as shapes_check
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, config_field, read_config
 from gen.tokenizers.image.kl import KL
+from gen.tokenizers.image.scale_vq import ScaleVQ, scale_space
 from gen.tokenizers.image.vq import VQ
 
 
@@ -57,6 +58,9 @@ class ImageModality(Modality):
         "causal-latents": "image-causal-latents",
         "causal-latents-draft": "image-causal-latents-draft",
         "masked-latents": "image-mar",
+        "scales": "image-scales",
+        "scales-draft": "image-scales-draft",
+        "refined_scales": "image-scales-masked",
     }
     frontends = {"codes": "image-vq", "latents": "image-kl"}
     default_sampling = {"guidance_scale": 2.0, "top_k": 100}
@@ -82,11 +86,19 @@ class ImageModality(Modality):
         return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        return (KL if kind == "latents" else VQ).from_pretrained(
-            folder or ZOO / self.frontends[kind], device, dtype
-        )
+        folder = folder or ZOO / self.frontends[kind]
+        is_scales = read_config(folder).get("_class_name") == ScaleVQ.architecture
+        cls = KL if kind == "latents" else ScaleVQ if is_scales else VQ
+        return cls.from_pretrained(folder, device, dtype)
 
     def bind(self, config: Any, frontend, model_name: str) -> Binding:
+        if config_field(config, "scales"):
+            return self._bind_scales(config, frontend, model_name)
+        if isinstance(frontend, ScaleVQ):
+            raise GenError(
+                f"model {model_name} is a {config.model_type!r}, and its frontend codes several"
+                f" scales; expected {self.frontends['codes']!r}"
+            )
         if frontend.config.kind == "latents":
             return self._bind_latents(config, frontend, model_name)
         for key in ("prefix_length", "codebook_size", "grid"):
@@ -132,9 +144,34 @@ class ImageModality(Modality):
             [0] * shapes.SLOTS,
         )
 
+    def _bind_scales(self, config: Any, frontend, model_name: str) -> Binding:
+        if not isinstance(frontend, ScaleVQ):
+            raise GenError(
+                f"model {model_name} makes token maps of {len(config.scales)} scales, and its"
+                f" frontend {type(frontend).__name__} is no quantiser of scales; expected a"
+                f" {ScaleVQ.architecture}, such as 'image-scales-vq', in the field 'frontend' of"
+                " its config"
+            )
+        sides, codes = [list(pair) for pair in frontend.sides], frontend.config.codebook_sizes[0]
+        if config.scales != sides or config.codes != codes:
+            raise GenError(
+                f"model {model_name} has scales {config.scales} of {config.codes} codes; expected"
+                f" {sides} of {codes}, those of its frontend"
+            )
+        require_same_frontend(config, frontend, model_name, "image-scales-vq")
+        if config.prefix_length != shapes.SLOTS or config.vocab_size < shapes.PAIRS:
+            raise GenError(
+                f"model {model_name} has prefix_length {config.prefix_length} and vocab_size"
+                f" {config.vocab_size}; expected {shapes.SLOTS} and at least {shapes.PAIRS}"
+            )
+        space = scale_space(frontend.sides, codes, frontend.codebooks[0])
+        return Binding(space, lambda c: c.pairs(), [0] * shapes.SLOTS)
+
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         if space.channels:
             return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
+        if space.blocks:
+            return tokens[:, None]
         return tokens.view(len(tokens), 1, *space.grid)
 
     def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
@@ -163,10 +200,12 @@ class ImageModality(Modality):
     def edit(self, source, where, frontend, space):
         """Prepare inpainting. ``where`` is a mask image: its white parts (above half) are
         regenerated. A cell (4x4 pixels of codes, 8x8 of latents) is regenerated if any of its
-        pixels is; other cells keep their pixels.
+        pixels is; other cells keep their pixels. Of scales, these cells are those of the last one
+        (``ScaleVQ.regenerated`` says which coarser tokens stay).
         """
         image = self.load(Path(source)) if self.is_path(source) else as_image(source)
-        side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
+        grid = frontend.sides[-1] if isinstance(frontend, ScaleVQ) else space.grid
+        side = tuple(g * f for g, f in zip(grid, frontend.config.compression, strict=True))
         marks = (
             np.asarray(
                 (self.load(Path(where)) if self.is_path(where) else as_image(where)).convert("L")
@@ -181,11 +220,14 @@ class ImageModality(Modality):
         if not marks.any():
             raise GenError("the mask is empty; expected white pixels, which are regenerated")
         h, w = frontend.config.compression
-        cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
+        cells = marks.reshape(grid[0], h, grid[1], w).any((1, 3))
         codes = frontend.encode(frontend.preprocess(pixels)[None])[0].cpu()
         regenerated = torch.from_numpy(cells)
         if space.channels:
             canvas = torch.where(regenerated, float("nan"), codes).flatten(1).T
+        elif isinstance(frontend, ScaleVQ):
+            again = frontend.regenerated(torch.from_numpy(marks))
+            canvas = codes[0].masked_fill(again, space.mask_token_id)
         else:
             canvas = torch.where(regenerated, space.mask_token_id, codes[0]).flatten()
         inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]

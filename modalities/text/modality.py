@@ -1,9 +1,10 @@
-"""Text: up to 16 words that answer a task, one id per word.
+"""Text: up to 16 words that answer a task, or up to 10 words that translate some; one id per word.
 
 A causal model's sequences end with the eos token ``<end>``: every later position holds it with
 probability 1, and samplers stop there. To a masked model the eos token is an id like any other,
 which fills the remaining positions (Nie et al., "LLaDA", arXiv 2502.09992): the length is not
-decided beforehand, and tokens behind the first eos token are ignored.
+decided beforehand, and tokens behind the first eos token are ignored. Tasks are those of
+``gen.modalities.text.tasks``; a model of graphs translates (``gen.modalities.text.translation``).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gen.contracts.frontend import TokenFrontend
+from gen.contracts.frontend import TokenFrontend, require_same_frontend
 from gen.contracts.modality import Binding, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.grid_base import GridModality
 from gen.modalities.text import tasks as text_tasks
+from gen.modalities.text import translation
 from gen.modalities.text.parallel import oracle_boards
 from gen.models.load.locate import ZOO, config_field
 from gen.tokenizers.text.words import TextWords
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 
 POSITIONS = 16  # words of a prompt, and of an answer with its eos token
 NOTHING = 0  # word of an empty slot
+GRAPH_WORDS = "text-dag-words"  # zoo folder of the words of translations
 
 
 @register("modality", "text")
 class TextModality(GridModality):
-    """Words that answer a task (``gen.modalities.text.tasks``). The condition is a ``Task``; a
-    model's prompt is its words, right-aligned in 16 slots.
+    """Words that answer a task, whose condition is a ``Task``, or that translate digits, whose
+    condition is a ``Translation``. The prompt of a task is its words, right-aligned in 16 slots;
+    that of a translation is the ids of its source.
     """
 
     name = "text"
@@ -49,10 +53,14 @@ class TextModality(GridModality):
         "masked": "text-masked",
         "blocks": "text-masked",
         "causal-draft": "text-draft",
+        "lattice": "text-dag",
     }
     frontends = {"codes": "text-words"}
     default_sampling = {"temperature": 1.0}
-    default_samplers = GridModality.default_samplers | {"masked": "fast_dllm"}
+    default_samplers = GridModality.default_samplers | {
+        "masked": "fast_dllm",
+        "lattice": "joint_viterbi",
+    }
     slots = POSITIONS
     words = 1 + len(text_tasks.WORDS)
     unconditional = [NOTHING] * POSITIONS
@@ -60,8 +68,10 @@ class TextModality(GridModality):
     edited_by = "span"
     length_first = False
 
-    def condition(self, prompt: str) -> text_tasks.Task:
+    def condition(self, prompt: str) -> text_tasks.Task | translation.Translation:
         try:
+            if translation.is_translation(prompt):
+                return translation.parse(prompt)
             return text_tasks.parse(prompt)
         except ValueError as error:
             raise GenError(str(error)) from None
@@ -72,13 +82,22 @@ class TextModality(GridModality):
 
     def category(self, prompt: str) -> str:
         """Name the category of a task, after those of SPEED-Bench."""
-        return text_tasks.CATEGORIES[self.condition(prompt).op]
+        condition = self.condition(prompt)
+        if isinstance(condition, translation.Translation):
+            return "multilingual"
+        return text_tasks.CATEGORIES[condition.op]
 
     def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
         """Boards of ``gen bench --oracle`` (``gen.modalities.text.parallel``)."""
         return oracle_boards(prompts, repeats, seed)
 
-    def prompt_words(self, condition: text_tasks.Task) -> list[int]:
+    def prompt_words(self, condition: text_tasks.Task | translation.Translation) -> list[int]:
+        if isinstance(condition, translation.Translation):
+            raise GenError(
+                f"the prompt is {str(condition)!r}, and the model answers tasks; expected a task"
+                " such as 'sort 3 1 2 =', or a model of graphs such as 'text-dag' with a sampler"
+                " such as 'joint_viterbi'"
+            )
         words = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
         return [NOTHING] * (self.slots - len(words)) + words
 
@@ -89,6 +108,8 @@ class TextModality(GridModality):
         """None: words have no vectors."""
 
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        if config_field(config, "vertices_per_word") is not None:
+            return self._bind_graph(config, frontend, model_name)
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
         legal[0, frontend.eos_token_id] = False  # an answer has at least one word
@@ -115,6 +136,46 @@ class TextModality(GridModality):
                 rarity=rarity,
             ),
         )
+
+    def _bind_graph(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        """Bind a model of graphs, which translates.
+
+        Raises:
+            GenError: its words are not those of its frontend, or not those of translations.
+        """
+        words = len(translation.WORDS)
+        if not isinstance(frontend, TextWords):
+            raise GenError(
+                f"model {model_name} makes words, and its frontend is a {type(frontend).__name__};"
+                f" expected words such as {GRAPH_WORDS!r}"
+            )
+        if config.source_words != translation.SOURCE_IDS or config.eos_id != words:
+            raise GenError(
+                f"model {model_name} has {config.source_words} source words and the eos token"
+                f" {config.eos_id}; expected {translation.SOURCE_IDS} and {words}"
+            )
+        require_same_frontend(config, frontend, model_name, GRAPH_WORDS)
+        # bos and unk stand behind the eos token, and no position takes them
+        legal = torch.zeros(frontend.positions, config.vocab_size + 1, dtype=torch.bool)
+        legal[:, : config.eos_id + 1] = True
+        legal[0, config.eos_id] = False
+        space = TokenSpace(
+            (len(legal),),
+            config.vocab_size + 1,
+            legal,
+            config.vocab_size,
+            eos_token_id=config.eos_id,
+        )
+
+        def prompt(condition: text_tasks.Task | translation.Translation) -> list[int]:
+            if isinstance(condition, translation.Translation):
+                return condition.ids()
+            raise GenError(
+                f"the prompt is {str(condition)!r}, and model {model_name} translates; expected"
+                " one such as 'translate: seven seven two'"
+            )
+
+        return Binding(space, prompt, [translation.BOS, translation.EOS])
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens[:, None]
@@ -173,15 +234,24 @@ class TextModality(GridModality):
             raise GenError(f"the text {path} cannot be read: {error}") from None
 
     def check(self, media: str, prompt: str) -> Verdict:
-        return text_tasks.check(self.condition(prompt), media)
+        condition = self.condition(prompt)
+        if isinstance(condition, translation.Translation):
+            return translation.check(condition, media)
+        return text_tasks.check(condition, media)
 
     def grade(self, media: str, prompt: str) -> float:
         """Return the share of a text that is right: its longest right beginning."""
-        return text_tasks.grade(self.condition(prompt), media)
+        condition = self.condition(prompt)
+        if isinstance(condition, translation.Translation):
+            return translation.grade(condition, media)
+        return text_tasks.grade(condition, media)
 
     def grade_partial(self, media: str, prompt: str) -> float:
         """Return the share of an unfinished text that some right answer begins with."""
-        return text_tasks.grade_partial(self.condition(prompt), media)
+        condition = self.condition(prompt)
+        if isinstance(condition, translation.Translation):
+            return translation.grade_partial(condition, media)
+        return text_tasks.grade_partial(condition, media)
 
 
 def span(text: str, words: int, positions: int) -> tuple[int, int]:

@@ -41,7 +41,9 @@ def rate(step: int, steps: int, cooldown: tuple[int, int] | None = None) -> floa
 
 def fast_bfloat16(device: torch.device | str = "cpu") -> bool:
     """Return whether a device multiplies bfloat16 matrices in hardware."""
-    return torch.device(device).type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_tile"))
+    able = torch.cpu.get_capabilities()
+    on_cpu = any(able.get(name) for name in ("amx_tile", "avx512_bf16"))
+    return torch.device(device).type != "cpu" or on_cpu
 
 
 class Average:

@@ -11,13 +11,11 @@ are those of ``recipes/image/recipe.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from torch import Tensor
 
@@ -31,7 +29,7 @@ from gen.recipes.common.grid_models import tidy
 from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.image.latents_evaluation import evaluate
-from gen.recipes.image.recipe import drawn, drop_words, images
+from gen.recipes.image.recipe import drawn, drop_words, images, reconstruction
 from gen.tokenizers.image.kl import KL
 
 
@@ -107,12 +105,9 @@ def train_kl(work: Path, plan: LatentsPlan, log=print) -> None:
         mean, logvar = sampling.mean.float(), sampling.logvar.float()
         z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape)
         y = m.decode(z).sample.float()
-        mse = F.mse_loss(y, x)
         nats = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        return mse + 0.2 * F.l1_loss(y, x) + KL_WEIGHT * nats, {
-            "psnr": 10 * math.log10(4 / mse.item()),
-            "nats": nats.item(),
-        }
+        pixels, figures = reconstruction(y, x)
+        return pixels + KL_WEIGHT * nats, {**figures, "nats": nats.item()}
 
     fit_average(
         model,

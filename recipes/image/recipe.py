@@ -88,6 +88,12 @@ def images(batch: int, seed: int) -> Iterator[Tensor]:
     return (x for x, _ in drawn(batch, seed))
 
 
+def reconstruction(y: Tensor, x: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Loss of reconstructed pixels y of images x, and their PSNR in dB."""
+    mse = F.mse_loss(y, x)
+    return mse + 0.2 * F.l1_loss(y, x), {"psnr": 10 * math.log10(4 / mse.item())}
+
+
 def new_vq():
     """Create the VQ."""
     return VQModel(
@@ -120,11 +126,8 @@ def train_vq(work: Path, plan: ImagePlan, log=print) -> None:
         flat, loss = chain(h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]))
         z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
         y = m.decoder(m.post_quant_conv(z)).float()
-        mse = F.mse_loss(y, x)
-        return mse + 0.2 * F.l1_loss(y, x) + loss, {
-            "psnr": 10 * math.log10(4 / mse.item()),
-            "codes": chain.codes,
-        }
+        pixels, figures = reconstruction(y, x)
+        return pixels + loss, {**figures, "codes": chain.codes}
 
     fit_average(
         model,

@@ -298,3 +298,27 @@ def test_what_is_missing_or_wrong_is_named(folder, tmp_path):
     refused("no piece", unnorm_key="table")
     with pytest.raises(GenError, match="openvla serves action; requested was 'image'"):
         gen.load("image", model=folder)
+
+
+def test_an_observation_states_the_task_and_features(pipe, tmp_path):
+    path, other = tmp_path / "a.npy", tmp_path / "b.npy"
+    array = np.random.default_rng(0).normal(size=(3, VISION)).astype(np.float32)
+    np.save(path, array)
+    np.save(other, array)
+    text = pipe(f"pull | {path}", seed=0)
+    seen = pipe({"observation": {"task": "pull", "observation.features": path}}, seed=0)
+    assert torch.equal(text.tokens, seen.tokens)
+    moved = pipe({"observation": {"task": "pull", "observation.features": other}}, seed=0)
+    assert str(moved.items[0].condition) == str(seen.items[0].condition)
+    np.save(other, array + 1)  # control: another content is another condition
+    again = pipe({"observation": {"task": "pull", "observation.features": other}}, seed=0)
+    assert str(again.items[0].condition) != str(seen.items[0].condition)
+    assert torch.equal(pipe("pull").tokens, pipe({"observation": {"task": "pull"}}).tokens)
+    image = np.zeros((4, 4, 3), np.uint8)
+    for observation, message in (
+        ({"observation.features": path}, "task is None"),
+        ({"task": "pull", "observation.images.top": image}, "observation.images.top, and the"),
+        ({"task": "pull", "observation.features": tmp_path / "no.npy"}, "no existing .npy file"),
+    ):
+        with pytest.raises(GenError, match=message):
+            pipe({"observation": observation})

@@ -53,6 +53,7 @@ def check(row: RowCanvas, accepted: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
+@pytest.mark.thinned(3)
 def test_what_is_offered_equals_enumeration_after_any_writes(seed):
     draw = np.random.default_rng(seed)
     automaton = random_automaton(draw)

@@ -104,7 +104,21 @@ def on_zoo(modality: str, sampler: str) -> Calls:
     return counted(SampleOutput(out.tokens, out.stats))
 
 
-ZOO = [(m, s) for m in MODALITIES for s in HEADLINE]
+FRAMES = [
+    name
+    for kind in ("sampler", "preset")
+    for name in registry.table(kind)
+    if resolve_sampler(name)[0].protocol == "frames"
+]
+
+
+def of_modality(name: str) -> list[str]:
+    """The samplers whose calls are held for a modality."""
+    models = registry.get("modality", name).models
+    return FRAMES if "frames-latents" in models else HEADLINE
+
+
+ZOO = [(m, s) for m in MODALITIES for s in of_modality(m)]
 MARKED = [pytest.param(m, s, marks=[] if m in FAST else [pytest.mark.slow]) for m, s in ZOO]
 
 # --- what the file says
@@ -192,7 +206,7 @@ def test_a_sampler_takes_no_more_forward_passes_than_it_took(name):
 
 
 @pytest.mark.parametrize(("modality", "sampler"), MARKED)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_a_headline_sampler_takes_no_more_forward_passes_of_the_zoo(modality, sampler):
     assert not (problem := verdict(modality, sampler, on_zoo(modality, sampler), held())), problem
 

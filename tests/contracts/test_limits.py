@@ -11,6 +11,7 @@ from closed_form import GRID, PARAMETERS, of_ids, of_numbers
 from gen.core.method import GREEDY_DECODING, SEQUENTIAL, Preset
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
+from gen.samplers.worlds.next_frame import ONE_AHEAD
 
 PRESETS: dict[str, Preset] = {
     name: preset for name, preset in registry.table("preset").items() if preset.limit
@@ -75,7 +76,7 @@ def test_the_exact_sampler(name):
 
 def test_every_limit_is_of_a_kind_that_is_tested():
     for name, preset in PRESETS.items():
-        assert preset.limit.equals in (*KINDS, PLAIN, GREEDY_DECODING, *EVERY), name
+        assert preset.limit.equals in (*KINDS, PLAIN, GREEDY_DECODING, ONE_AHEAD, *EVERY), name
 
 
 def test_control_a_method_away_from_its_limit_is_another():

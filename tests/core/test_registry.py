@@ -24,6 +24,10 @@ ROOMS = (
 )
 
 
+# Oasis has a network and no family: its autoencoder is not part of gen
+ALONE = {"gen.models.published.oasis"}
+
+
 def test_an_unknown_name_is_answered_with_the_nearest_and_all():
     with pytest.raises(GenError, match=r"'sdj' in here\. Did you mean 'sjd'\? Known: .*halton"):
         registry.get("preset", "sdj", "here")
@@ -68,7 +72,7 @@ def test_every_module_of_a_room_registers_something_or_serves_one_that_does(room
         presets = (
             "preset(" in text or "method(" in text
         )  # which are values and do not say where they were made
-        assert module in named or imported or presets, (
+        assert module in named or imported or presets or module in ALONE, (
             f"{module} registers nothing and nobody imports it"
         )
 

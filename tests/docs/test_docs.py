@@ -29,12 +29,14 @@ from gen.recipes.action.recipe import main as action_recipe
 from gen.recipes.common.draft_table import main as draft_table_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
+from gen.recipes.image.scales import main as image_scales_recipe
 from gen.recipes.motion.recipe import main as motion_recipe
 from gen.recipes.speech.recipe import main as speech_recipe
 from gen.recipes.speed import main as speed_recipe
 from gen.recipes.text.filter import main as text_filter_recipe
 from gen.recipes.text.recipe import main as text_recipe
 from gen.recipes.video.recipe import main as video_recipe
+from gen.recipes.world.recipe import main as world_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,6 +70,7 @@ RECIPES = {
     "gen.recipes.common.draft_table": draft_table_recipe,
     "gen.recipes.image": image_recipe,
     "gen.recipes.image.latents": image_latents_recipe,
+    "gen.recipes.image.scales": image_scales_recipe,
     "gen.recipes.speech": speech_recipe,
     "gen.recipes.video": video_recipe,
     "gen.recipes.motion": motion_recipe,
@@ -75,6 +78,7 @@ RECIPES = {
     "gen.recipes.text": text_recipe,
     "gen.recipes.text.filter": text_filter_recipe,
     "gen.recipes.speed": speed_recipe,
+    "gen.recipes.world": world_recipe,
 }
 
 

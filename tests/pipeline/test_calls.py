@@ -82,7 +82,7 @@ WRONG_TYPES = {
     "no prompts": ({}, "prompts is None, a NoneType; expected a text"),
     "a number": ({"prompts": 3}, "prompts is 3, a int"),
     "bytes": ({"prompts": b"sort"}, "a bytes; expected a text"),
-    "a mapping": ({"prompts": {"text": SORT}}, "a dict; expected a text"),
+    "a mapping": ({"prompts": {"text": 3}}, "text is 3, a int; expected a text"),
     "a number among texts": ({"prompts": [SORT, 3]}, "a prompt is 3, a int"),
     "keyword": ({"prompts": SORT, "temprature": 1}, "Did you mean 'temperature'"),
     "keyword of a count": ({"prompts": SORT, "num_sample": 1}, "Did you mean 'num_samples'"),

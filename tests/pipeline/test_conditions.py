@@ -104,6 +104,6 @@ def test_a_string_is_the_text_of_a_condition_and_other_parts_are_refused_by_name
         modality.parse(Condition(images=("a.png",)))
     with pytest.raises(GenError, match="got nothing"):
         modality.parse(Condition())
-    with pytest.raises(GenError, match="expected a string"):
+    with pytest.raises(GenError, match="expected a text, a Condition or a mapping"):
         Condition.of(7)
     assert "llamagen_t5" in registry.table("condition_encoder")

@@ -8,6 +8,8 @@ import torch
 from continuous import LinearHead, LinearLatent
 from even_reward import EvenEvaluator
 from tabular import TabularBlocks, TabularCausal, TabularMasked, TokenBuffer, _logits, _scramble
+from tabular_lattice import TabularLattice
+from tabular_scales import TabularRefinedScales, TabularScales
 from torch import Tensor
 
 from gen.core.registry import registry
@@ -73,6 +75,18 @@ class LeaningMasked(Leaning, TabularMasked):
         return self.at(_scramble(state + positions), positions)[:, -keep:]
 
 
+class LeaningScales(Leaning, TabularScales):
+    sides = ((1, 1), (2, 2), (2, 2), (3, 5))
+
+
+class LeaningRefinedScales(Leaning, TabularRefinedScales):
+    sides = LeaningScales.sides
+
+
+class LeaningLattice(Leaning, TabularLattice):
+    vertices = 30
+
+
 class LinearMasked(LinearLatent):
     """A masked model of latents: z is what words and known latents add up to, bent by the place."""
 
@@ -92,12 +106,20 @@ PROMPTS = torch.tensor([[r, 2 * r % 5, 12] for r in range(ROWS)])
 KEYS = [31 * r + 7 for r in range(ROWS)]
 
 
-LEANING = {"Causal": LeaningCausal, "Masked": LeaningMasked, "Blocks": LeaningBlocks}
+LEANING = {
+    "Causal": LeaningCausal,
+    "Masked": LeaningMasked,
+    "Blocks": LeaningBlocks,
+    "Scales": LeaningScales,
+    "RefinedScales": LeaningRefinedScales,
+    "Lattice": LeaningLattice,
+}
 
 
 PROTOCOLS: dict[str, tuple[type, Callable]] = {
     name: (p.targets["codes"], LEANING[p.closed_form])
     for name, p in registry.table("protocol").items()
+    if "codes" in p.targets
 }
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import tabular as closed_form
+import tabular_lattice
+import tabular_scales
 import torch
 from contract_specs import SPECS, sampling_for
 from even_reward import EvenEvaluator
@@ -18,7 +20,9 @@ from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
+from gen.models.nets.dag import DagConfig, DagModel
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.models.nets.grid_scales import GridScalesConfig, GridScalesModel
 
 V, GRID, MASK = 9, (3, 4), 8  # ids 0-5 are tokens, 6 and 7 words of conditions
 
@@ -39,12 +43,63 @@ def token_space() -> TokenSpace:
 
 
 PROTOCOLS = {
-    name: (p.targets["codes"], p.adapters["codes"], getattr(closed_form, f"Tabular{p.closed_form}"))
+    name: (
+        p.targets["codes"],
+        p.adapters["codes"],
+        {**vars(closed_form), **vars(tabular_scales), **vars(tabular_lattice)}[
+            f"Tabular{p.closed_form}"
+        ],
+    )
     for name, p in registry.table("protocol").items()
+    if "codes" in p.targets
 }
 
 
+def scales_llama(protocol: str, seed: int = 1):
+    """The same of next-scale models."""
+    torch.manual_seed(seed)
+    refines = protocol == "refined_scales"
+    config = GridScalesConfig(
+        scales=tabular_scales.TWELVE,
+        codes=V,
+        channels=4,
+        prefix_length=3,
+        markov=refines,
+        tail_layers=int(refines),
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.6,
+    )
+    return PROTOCOLS[protocol][1](GridScalesModel(config).double())
+
+
+def dag_net(seed: int = 1):
+    """The same of models of graphs, of 15 vertices; unk is the mask."""
+    torch.manual_seed(seed)
+    config = DagConfig(
+        source_words=V,
+        max_source=3,
+        vocab_size=V - 1,
+        bos_id=7,
+        eos_id=6,
+        vertices_per_word=5,
+        hidden_size=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_attention_heads=2,
+    )
+    return PROTOCOLS["lattice"][1](DagModel(config).double())
+
+
 def llama(protocol: str, seed: int = 1):
+    if protocol == "lattice":
+        return dag_net(seed)
+    if "scales" in protocol:
+        return scales_llama(protocol, seed)
     torch.manual_seed(seed)
     config = GridLlamaConfig(
         grid=GRID,

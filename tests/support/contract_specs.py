@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import cycle
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.sampler import protocol_of, resolve_sampler
 
 EXACT = [name for name, v in registry.table("verifier").items() if not v.relaxed]
 RELAXED = [name for name, v in registry.table("verifier").items() if v.relaxed]
@@ -162,15 +162,19 @@ SPECS |= {
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
 
 
-def sampling_for(name: str) -> dict:
-    """Sampling parameters of a spec: the usual ones, without those that a preset decides itself;
-    where confident positions go first, some that leave doubt, which guidance here does not."""
+def sampling_for(name: str, spec: dict | str | None = None) -> dict:
+    """Sampling parameters of a spec, which is that of ``SPECS`` if none is given: the usual ones,
+    without those that a preset decides itself; where confident positions go first, some that leave
+    doubt, which guidance here does not."""
     preset = PRESETS.get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
     verifier = SPECS.get(name, {}).get("verifier")
     if verifier is not None and registry.get("verifier", verifier).needs_greedy:
         doubt = {"temperature": 0.0}
+    protocol = registry.get("protocol", protocol_of(spec or SPECS.get(name, name)))
+    if not protocol.guides:
+        doubt["guidance_scale"] = 1.0
     return {
         k: v for k, v in (SAMPLING | doubt).items() if preset is None or k not in preset.sampling
     }

@@ -26,6 +26,7 @@ import tiny_llamagen
 import tiny_musicgen
 import tiny_openvla
 import torch
+import var_layout
 from chameleon_files import CHANNELS, CODES, diffusers_vq, name_of, vqgan_keys, write_chameleon
 from published import save_quietly, tiny_tokenizer
 from safetensors import safe_open
@@ -34,8 +35,10 @@ from safetensors.torch import load_file, save_file
 from gen.modalities.checkpoints.llada import RENAMES as LLADA_KEYS
 from gen.models.load.weights import PICKLES, WRAPPERS, Renames
 from gen.models.nets import ldm_vae
+from gen.models.published.var import HMAR_KEYS, VAR_KEYS
 
 CAUSAL = ("speculative_jacobi", "autoregressive", "scd_mc")
+SCALES = ("next_scale", {"name": "next_scale", "more_smooth": True})
 MASKED = ("maskgit", "halton", "maskgit_remask")
 
 
@@ -116,6 +119,17 @@ def emu3(folder: Path, modality: str = "image") -> Case:
     return Case(modality, tiny_emu3.written(folder), sizes, ("a cat", "the red dog runs"), CAUSAL)
 
 
+def hmar(folder: Path, pair: bool = False) -> Case:
+    """As published, or as the two files of the training."""
+    var_layout.write_hmar(folder)
+    if pair:
+        (folder / "hmar-d3.pth").unlink()
+        for name, weights in zip(("ns", "mask"), var_layout.hmar_pair(), strict=True):
+            torch.save(weights, folder / f"{name}.pth")
+    samplers = ("next_scale_masked", *SCALES)
+    return Case("image", folder, var_layout.OPTIONS, ("3", "class 7"), samplers)
+
+
 def janus(folder: Path) -> Case:
     return Case("image", tiny_janus.written(folder), {}, ("a cat", "the red dog runs"), CAUSAL)
 
@@ -178,6 +192,12 @@ def openvla(folder: Path) -> Case:
     )
 
 
+def var(folder: Path, **form: bool) -> Case:
+    var_layout.write_var(folder, var_layout.var_weights(**form))
+    options = {**var_layout.OPTIONS, "heads": var_layout.HEADS}
+    return Case("image", folder, options, ("3", "class 7"), SCALES)
+
+
 WRITERS: dict[str, Callable[[Path], Case]] = {
     "amused": amused,
     "causal_lm": causal_lm,
@@ -195,6 +215,8 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
     ),
     "emu3": emu3,
     "emu3:clips": lambda folder: emu3(folder, "video"),
+    "hmar": hmar,
+    "hmar:pair": lambda folder: hmar(folder, pair=True),
     "janus": janus,
     "llada": lambda folder: masked_text(
         folder,
@@ -217,9 +239,16 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
     "mar": mar,
     "musicgen": musicgen,
     "openvla": openvla,
+    "var": var,
+    "var:shared": lambda folder: var(folder, shared=True, l2_norm=False),
 }
 
 
+SCALE_TABLES = {
+    r"^(lvl_1L|attn_bias_for_masking)$": "tables that follow from the scales",
+    r"\.zero_k_bias$": "zeros",
+    r"ema_vocab_hit_SV$": "a count of the training",
+}
 # what a file of weights may hold and lack, by design: patterns of keys, and why
 PASSED_OVER: dict[str, dict[str, str]] = {
     "chameleon": {
@@ -235,6 +264,9 @@ PASSED_OVER: dict[str, dict[str, str]] = {
             "of T5 its encoder is enough; keys of the VQ begin otherwise"
         ),
     },
+    **dict.fromkeys(("hmar", "var", "var:shared"), SCALE_TABLES),
+    "hmar:pair": SCALE_TABLES
+    | {r"^(class_emb|pos_|lvl_embed|word_embed)": "the second file holds copies"},
     "mar": {r"^loss\.": "of the training"},
     "openvla": {r"^vision_backbone\.": "not loaded, as the family says"},
 }
@@ -242,7 +274,9 @@ PASSED_OVER: dict[str, dict[str, str]] = {
 RENAMES: dict[str, Renames] = {
     "emu3": ((r"^text_model\.lm_head", "lm_head"),),
     "llada": LLADA_KEYS,
+    "hmar": (*HMAR_KEYS, *ldm_vae.renames(var_layout.LEVELS)),
     "mar": ldm_vae.renames(mar_layout.LEVELS),
+    "var": (*VAR_KEYS, *ldm_vae.renames(var_layout.LEVELS)),
 }
 
 
@@ -305,6 +339,14 @@ def _large_tokenizer(case: Case) -> None:
     save_quietly(tokenizer, case.path)
 
 
+def _fewer_codes(case: Case) -> None:
+    codes = var_layout.CODES - 4
+    for file in case.weights:
+        path = case.root / file
+        if "quantize.embedding.weight" in torch.load(path):
+            torch.save(var_layout.vae_weights(codes=codes), path)
+
+
 def _without_name(word: str) -> Callable[[Case], None]:
     return lambda case: edit(
         case.path / "config.json", lambda said: said["vocabulary_map"].pop(word)
@@ -322,6 +364,7 @@ SMALLER: dict[str, Callable[[Case], None]] = {
         case.path / "gen.json", lambda said: said["codes"].update(size=said["codes"]["size"] - 1)
     ),
     **dict.fromkeys(("emu3", "emu3:clips"), _without_name("<|visual token 000047|>")),
+    **dict.fromkeys(("hmar", "hmar:pair", "var", "var:shared"), _fewer_codes),
     "janus": _fewer_rows,
     "llamagen": (
         lambda case: (

@@ -243,6 +243,7 @@ ZOO: dict[str, list[Any]] = {
     "speech": ["speculative_jacobi", "maskgit"],
     "text": ["speculative_jacobi", "speculative", "sjd", "maskgit", "fast_dllm", "llada2"],
     "video": ["speculative_jacobi", "maskgit"],
+    "world": ["next_frame", "joint_frames"],
 }
 COUNT = {"text": 4, "action": 3}
 MODELS = {"mar": "image-mar"}  # where it is not the modality's own

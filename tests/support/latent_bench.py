@@ -97,7 +97,8 @@ def of_latents() -> dict[str, dict]:
     samplers = {
         name: {"name": name}
         for name, cls in registry.table("sampler").items()
-        if "latents" in cls.kinds
+        # those of frame models have a bench of their own: tests/samplers/worlds
+        if "latents" in cls.kinds and cls.protocol != "frames"
     }
     presets = {
         n: {"name": n}

@@ -69,7 +69,7 @@ class Pipe:
             self.modality.condition(p)
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [
-            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None)
+            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None, given=None)
             for i, (p, s) in enumerate(items)
         ]
 

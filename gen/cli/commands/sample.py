@@ -24,7 +24,9 @@ def add_sample(commands: Commands) -> None:
     )
     parser.set_defaults(resumable=True)
     parser.add_argument("modality", metavar="MODALITY", help="a modality (see gen ls modalities)")
-    parser.add_argument("prompt", metavar="PROMPT", help="text that describes the output")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", help='text that describes the output; "" for none'
+    )
     add_overrides(parser, "sampler.window=64")
     parser.add_argument(
         "-n",
@@ -43,6 +45,7 @@ def add_sample(commands: Commands) -> None:
         ),
     )
     _add_file_flags(parser)
+    _add_condition_flags(parser)
     _add_edit_flags(parser)
     parser.add_argument(
         "--batch-size",
@@ -80,6 +83,21 @@ def _add_file_flags(parser: Parser) -> None:
         "--format",
         metavar="EXT",
         help="file format: png, webp, jpg; wav, flac, mp3; mp4, gif, mkv (default: the first)",
+    )
+
+
+def _add_condition_flags(parser: Parser) -> None:
+    for flag, name, text in (
+        ("--image", "images", "image that is part of the condition; may be repeated"),
+        ("--audio", "audio", "sound that is part of the condition; may be repeated"),
+        ("--video", "video", "clip that is part of the condition; may be repeated"),
+    ):
+        parser.add_argument(flag, dest=name, action="append", metavar="FILE", help=text)
+    parser.add_argument(
+        "--observation", metavar="FILE", help="JSON or .npz file with the observation of a robot"
+    )
+    parser.add_argument(
+        "--messages", metavar="FILE", help="JSON file with the turns of a conversation"
     )
 
 

@@ -1,4 +1,4 @@
-"""CausalModel, MaskedModel, CacheableModel, BlockModel."""
+"""CausalModel, MaskedModel, CacheableModel, BlockModel, ScalesModel, LatticeModel, FramesModel."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from gen.models.nets.lattice import Graph
+from gen.models.nets.residual_scales import ResidualScales
 
 
 class ModelCache:
@@ -217,3 +220,156 @@ class BlockModel(Protocol):
     def new_cache(self, slots: int) -> Any: ...
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor: ...
+
+
+class ScalesState(Protocol):
+    """Conditions of B rows, and keys and values of what they have computed."""
+
+    def select(self, rows: Tensor) -> ScalesState:
+        """Return the state of some rows, long [n], which may repeat; this one stays as it is."""
+        ...
+
+
+class ScalesModel(Protocol):
+    """Token maps coarse to fine: the sum of all earlier scales -> logits of one scale.
+
+    Attributes:
+        vocab_size: codes V of the codebook, the width of the logits.
+        device, dtype: those of the weights.
+        quantize: quantiser of the frontend, which makes the sum.
+        markov: a scale sees the earlier ones through their sum alone.
+        refines: the model has the pass ``refine``.
+        leak: the pass ``refine`` was trained with masked tokens that reach their neighbours
+            (``ResidualScales.own``).
+        prefix_length: positions of a condition that the first pass of a state computes beside
+            those of the scale; 0 where the condition is the input of scale 0.
+    """
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    quantize: ResidualScales
+    markov: bool
+    refines: bool
+    leak: bool
+    prefix_length: int
+
+    def begin(self, prompt: Tensor, lengths: Tensor) -> ScalesState:
+        """Make the state of new rows; nothing runs yet.
+
+        Args:
+            prompt: conditions, long [B, P], of both branches of guidance where it is on; class
+                models have P = 1, and the number of classes as null class.
+            lengths: their lengths, long [B].
+
+        Raises:
+            GenError: conditions of lengths that the model does not take.
+        """
+        ...
+
+    def fill(self, state: Any, maps: Tensor, scale: int) -> Tensor:
+        """Compute the logits [B, n_k, V] of all positions of a scale.
+
+        Scales come in order, each once; the keys of a model that is not ``markov`` stay.
+
+        Args:
+            state: made by ``begin``.
+            maps: sum of the earlier scales, reduced to this one, [B, n_k, D]; zeros at scale 0.
+            scale: the scale k.
+        """
+        ...
+
+    def refine(self, state: Any, maps: Tensor, ids: Tensor, hidden: Tensor, scale: int) -> Tensor:
+        """Compute the logits [B, n_k, V] of a scale some of whose tokens are known.
+
+        It may be called for any scale and any number of times, with a state of its own.
+
+        Args:
+            state: made by ``begin``.
+            maps: as in ``fill``.
+            ids: tokens, long [B, n_k]; those of masked positions are not read without ``leak``.
+            hidden: bool [B, n_k], masked positions.
+            scale: the scale k.
+        """
+        ...
+
+
+class LatticeModel(Protocol):
+    """A source -> a directed acyclic graph whose paths from the first vertex to the last one are
+    outputs: a transition for every pair of vertices, a distribution of tokens for every vertex."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def forward(self, source: Tensor, lengths: Tensor) -> Graph:
+        """Compute the graphs of sources.
+
+        Args:
+            source: long [B, S], padded on the right.
+            lengths: long [B].
+        """
+        ...
+
+
+class FramesModel(Protocol):
+    """Noised latents of the next frames, their signal levels and actions, against keys and values
+    of the frames before -> clean latents of the same frames.
+
+    Attributes:
+        device, dtype: those of the weights.
+        positions: P, positions of a frame.
+        channels: C, numbers of a position.
+        window: frames that a frame attends to, itself included.
+        finest: steps that finished frames enter with.
+        none_action: action of a first frame, which has none.
+        context_signal: signal level of finished frames, which later ones attend to.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    positions: int
+    channels: int
+    window: int
+    finest: int
+    none_action: int
+    context_signal: float
+
+    def levels(self, steps: int) -> list[float]:
+        """Return the signal levels that ``steps`` forward passes go along, from 0 to 1.
+
+        Raises:
+            GenError: a number of steps that the model does not take.
+        """
+        ...
+
+    def forward(
+        self,
+        z: Tensor,
+        signal: Tensor,
+        steps: Tensor,
+        actions: Tensor,
+        past: list[tuple[Tensor, Tensor]],
+        known: Tensor,
+        keep: bool = False,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Predict the clean latents of frames [B, F, P, C].
+
+        Args:
+            z: noised latents [B, F, P, C].
+            signal: levels [B, F], 1 for no noise.
+            steps: forward passes per frame that each level is one of, long [B, F].
+            actions: action that leads to each frame, long [B, F].
+            past: keys and values [B, W - 1, P, D] of every layer for the frames before.
+            known: which of those frames exist, bool [B, W - 1].
+            keep: also return keys and values [B, F, P, D] of every layer.
+        """
+        ...
+
+    def empty(self, rows: int, frames: int) -> list[tuple[Tensor, Tensor]]:
+        """Make keys and values [rows, frames, P, D] of every layer."""
+        ...
+
+    def settle(self, x: Tensor) -> Tensor:
+        """Return finished latents [..., P, C] as they are kept, for instance in 8 bits."""
+        ...

@@ -230,6 +230,17 @@ class SlotCache(Cache, ModelCache):
                 layer._allocate(none, none)
         return [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
 
+    def of_rows(self, rows: Tensor) -> SlotCache:
+        """Copy some rows (long [n], which may repeat) to a cache of their own."""
+        other = SlotCache(len(self.layers), self.slots)
+        other.used, other._reach, other.whole = self.used, self._reach, self.whole
+        for mine, layer in zip(self.layers, other.layers, strict=True):
+            if mine.is_initialized:
+                here = rows.to(mine.keys.device)
+                layer.keys, layer.values = mine.keys[here], mine.values[here]
+                layer.is_initialized = True
+        return other
+
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
         for layer in self.layers:

@@ -91,9 +91,10 @@ def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> b
     return bool(tokenizer.chat_template) if chat is None else chat
 
 
-def chat_token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a chat with one user message, up to the start of the answer."""
-    messages = [{"role": "user", "content": text}]
+def chat_token_ids(tokenizer: Any, chat: str | list[dict[str, str]]) -> list[int]:
+    """Return the token ids of a chat up to the start of the answer: its messages, or one message of
+    the user."""
+    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     return list(encoded["input_ids"])
 

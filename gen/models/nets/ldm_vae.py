@@ -54,7 +54,7 @@ def renames(levels: int) -> Renames:
 class Linear(LazyWeights):
     """Lazy mapping of weights, with 1 x 1 convolutions of attention as matrices [out, in]."""
 
-    def __init__(self, weights: Weights):
+    def __init__(self, weights: LazyWeights):
         self.weights = weights
         self.shapes = {
             k: s[:2] if _is_attention_conv(k, s) else s for k, s in weights.shapes.items()

@@ -23,4 +23,4 @@ class Causal(ModelProtocol):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("causal", True))
+        return bool(config.get("causal", True)) and "frame" not in config

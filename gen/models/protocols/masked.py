@@ -24,6 +24,6 @@ class Masked(ModelProtocol):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        if config.get("causal", True):
+        if config.get("causal", True) or config.get("scales") or "vertices_per_word" in config:
             return False
         return not config.get("block_length") or bool(config.get("whole"))

@@ -190,9 +190,9 @@ class Target:
         prompt_length: Tensor | None = None,
         uncond_length: Tensor | None = None,
     ):
+        self._require_controls(space, sampling)
         if sampling.guided and uncond is None:
             raise ValueError("guidance_scale is not 1; expected unconditional prompts as well")
-        self._require_controls(space, sampling)
         self.model, self.space, self.sampling = model, space, sampling
         self.device = model.device
         self.learned: dict[Any, Any] = {}

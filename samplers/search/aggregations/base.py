@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gen.core.errors import GenError, bad_type, unknown
 from gen.core.registry import registry
 
 
@@ -80,19 +79,5 @@ def read_aggregation(spec: AggregationSpec, where: str = "sampler.aggregation") 
     """
     if isinstance(spec, Aggregation):
         return spec
-    given = {"name": spec} if isinstance(spec, str) else spec
-    if not isinstance(given, Mapping):
-        expected = "the name of an aggregation or {'name': ..., parameter: value}"
-        raise bad_type(where, spec, expected)
-    given = dict(given)
-    name = given.pop("name", None)
-    if name is None:
-        raise GenError(
-            f"{where} has no name; expected one of {', '.join(registry.table('aggregation'))}"
-        )
-    cls = registry.get("aggregation", name, where)
-    known = [f.name for f in fields(cls)]
-    for key in given:
-        if key not in known:
-            raise unknown(f"parameter of aggregation {name!r}:", key, known, where)
-    return cls(**given)
+    expected = "the name of an aggregation or {'name': ..., parameter: value}"
+    return registry.build("aggregation", spec, where, expected)

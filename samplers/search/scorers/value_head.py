@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gen.contracts.condition import Prompt
 from gen.contracts.frontend import codebook_digest
 from gen.contracts.scorer import Scorer, plain_scorer
 from gen.core.errors import GenError, bad_value
@@ -205,7 +204,7 @@ class _Predicted(Scorer):
 def prompt_tokens(models: Any, name: str, conditions: Sequence[Any]) -> list[list[int]]:
     """Return the token ids of prompts, as a model of a pipeline reads them."""
     made = [models.bound(name)[1].prompt(condition) for condition in conditions]
-    return [list(p.tokens if isinstance(p, Prompt) else p) for p in made]
+    return [p if isinstance(p, list) else list(p.tokens) for p in made]
 
 
 def padded(prompts: Sequence[list[int]], net: HeadNet) -> Tensor:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from closed_form import LeaningBlocks, LeaningCausal, LeaningMasked, V, space
+from closed_form import (
+    LeaningBlocks,
+    LeaningCausal,
+    LeaningLattice,
+    LeaningMasked,
+    LeaningRefinedScales,
+    V,
+    space,
+)
 from continuous import LinearHead, LinearLatent, latent_target
 from small_llama import small_llama
 from tabular import causal_target, masked_target
@@ -20,7 +28,9 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.block import BlockTarget
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.lattice import LatticeTarget
 from gen.models.targets.masked import MaskedTarget
+from gen.models.targets.scales import ScalesTarget
 
 GUIDED = SamplingParams(guidance_scale=2.0)
 ITEMS = 5
@@ -155,6 +165,40 @@ def test_rows_of_a_block_model_that_wait_for_the_others_are_computed_too():
     check(resolve_sampler(spec)[0], target, sizes)
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
+@pytest.mark.parametrize("name", ["next_scale", "next_scale_masked", "scale_draft"])
+def test_scales(name, sampling):
+    sizes: list[int] = []
+
+    class Counted(LeaningRefinedScales):
+        def fill(self, state, maps, scale):
+            sizes.append(maps.shape[0] * maps.shape[1])
+            return super().fill(state, maps, scale)
+
+        def refine(self, state, maps, *args):
+            sizes.append(maps.shape[0] * maps.shape[1])
+            return super().refine(state, maps, *args)
+
+    model = Counted(V, 1, spread=2.0)
+    prompt = torch.tensor([[r, 12] for r in range(ITEMS)])
+    uncond = torch.full_like(prompt, 13) if sampling.guided else None
+    target = ScalesTarget(model, prompt, space(), sampling, uncond)
+    check(resolve_sampler(name)[0], target, sizes, padded=False)
+
+
+@pytest.mark.parametrize("name", ["ancestral", "joint_viterbi"])
+def test_graphs(name):
+    model = LeaningLattice(V, 1, spread=2.0)
+    prompt = torch.tensor([[r, 12, 0] for r in range(ITEMS)])
+    lengths = torch.tensor([2 + r % 2 for r in range(ITEMS)])
+    target = LatticeTarget(model, prompt, space(), SamplingParams(), None, lengths)
+    sizes = model.forward(prompt, lengths).lengths
+    stats = resolve_sampler(name)[0](target, CounterRNG(range(ITEMS))).stats
+    assert [s.tokens_computed for s in stats] == (lengths + sizes).tolist()
+    assert {s.positions_computed for s in stats} == {3 + int(sizes.max())}
+    assert {s.nfe for s in stats} == {1}
+
+
 def test_control_a_window_counted_by_its_drafts_alone_is_less_than_what_was_asked():
     sampler = resolve_sampler(CAUSAL["confidence"])[0]
     models = LeaningCausal(V, 1, spread=2.0), LeaningCausal(V, 3, spread=2.0)
@@ -165,4 +209,6 @@ def test_control_a_window_counted_by_its_drafts_alone_is_less_than_what_was_aske
 
 
 def test_every_protocol_is_here():
-    assert set(registry.table("protocol")) == {"causal", "masked", "blocks"}
+    known = {"causal", "masked", "blocks", "scales", "refined_scales", "lattice"}
+    frames = {"frames"}  # no positions: one frame per step
+    assert set(registry.table("protocol")) - frames == known

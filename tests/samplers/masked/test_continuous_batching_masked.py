@@ -141,7 +141,7 @@ def decode(
 ) -> tuple[SampleOutput, list[int]]:
     """All items, or some, and how many rows every call of the model was about."""
     items = list(range(N)) if items is None else items
-    sampler, sampling = resolve_sampler(JOBS[name], sampling_for(name))
+    sampler, sampling = resolve_sampler(JOBS[name], sampling_for(name, JOBS[name]))
     of = space(end=name == "stop-end")
 
     def make(kind, model):

@@ -1,13 +1,20 @@
-"""Accuracy and cost of partial forward passes (ReCAP) on the embedded masked image models.
+"""Paired comparison of samplers on one embedded image model: accuracy and cost.
 
-``python -m gen.recipes.image.partial`` decodes held-out captions, with several seeds each, without
-a cache and with ``cache: partial``, and prints one row per sampler: captions passed (the pixel
-checker), the paired difference to the same sampler without a cache and its standard error over
-captions, forward passes as full + partial, positions computed and their share, milliseconds per
-image. The samplers are JSON, and the first is the one that the others are compared with:
+``python -m gen.recipes.image.paired`` decodes held-out captions with every sampler, with several
+seeds each, and prints one row per sampler: captions passed (the pixel checker), the paired
+difference to the first sampler and its standard error over captions, forward passes as full +
+partial, positions computed and their share, milliseconds per image. Samplers are JSON.
 
-    python -m gen.recipes.image.partial --seeds 1 '{"name": "maskgit", "steps": 16}' \\
+Partial forward passes (ReCAP), beside the same sampler without a cache:
+
+    python -m gen.recipes.image.paired --seeds 1 '{"name": "maskgit", "steps": 16}' \\
         '{"name": "maskgit", "steps": 16, "cache": "partial", "cache_warmup": 0}'
+
+Refinement of scales (HMAR), beside the pass that fills alone:
+
+    python -m gen.recipes.image.paired --model image-scales-masked --seeds 5 \\
+        '{"name": "next_scale_masked", "schedule": "fill"}' '{"name": "next_scale_masked"}' \\
+        '{"name": "next_scale_masked", "schedule": [[1], [4], [9], [16], [18, 18], [32, 32]]}'
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ from gen.recipes.image.figures import BATCH, HELD_OUT_SEED, pixels_of
 SAMPLING: dict[str, dict[str, Any]] = {
     "image-masked": {"guidance_scale": 2.0, "top_k": 100},
     "image-mar": {"guidance_scale": 2.0},
+    "image-scales": {"guidance_scale": 2.0, "top_k": 100},
+    "image-scales-masked": {"guidance_scale": 2.0, "top_k": 100},
 }
 
 

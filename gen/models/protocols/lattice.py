@@ -1,0 +1,25 @@
+"""All positions in one forward pass, as paths of a directed acyclic graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gen.contracts.protocol import ModelProtocol
+from gen.core.registry import register
+from gen.models.adapters.lattice import DagLM
+from gen.models.targets.lattice import LatticeTarget
+
+
+@register("protocol", "lattice")
+class Lattice(ModelProtocol):
+    """Transitions and emissions of the vertices of a graph, given a source."""
+
+    targets = {"codes": LatticeTarget}
+    adapters = {"codes": DagLM}
+    replaces_rows = guides = False
+    closed_form = "Lattice"
+
+    @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        return "vertices_per_word" in config

@@ -1,0 +1,1 @@
+"""Worlds that are played step by step."""

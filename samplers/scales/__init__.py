@@ -1,0 +1,1 @@
+"""Samplers of next-scale models."""

@@ -1,0 +1,1 @@
+"""Samplers of worlds: frame after frame, each given an action."""
