@@ -204,6 +204,12 @@ class Checkpoint(ABC):
         return cls.protocols
 
     @classmethod
+    def serving(cls, modality: str) -> type[Checkpoint]:
+        """Return the class that serves one of the modalities: this one, or another of the family
+        where their prompts and options have nothing in common."""
+        return cls
+
+    @classmethod
     @abstractmethod
     def matches(cls, files: CheckpointFiles) -> bool:
         """Return True for files of this family; reads configs and names only."""
@@ -252,14 +258,14 @@ def published(name: str | Path) -> CheckpointFiles | None:
 
 
 def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
-    """Return the family that matches the files and serves the modality. Raises ``GenError`` with
-    the type of the files and the known families."""
+    """Return the class of the family that matches the files and serves the modality. Raises
+    ``GenError`` with the type of the files and the known families."""
     table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
     known = [name for name, cls in table.items() if not cls.catch_all and cls.matches(files)]
     known = known or [name for name, cls in table.items() if cls.catch_all and cls.matches(files)]
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
-        return table[found[0]]
+        return table[found[0]].serving(modality)
     kind = (
         files.model_type
         or files.json("model_index.json").get("_class_name")

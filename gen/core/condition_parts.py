@@ -61,12 +61,13 @@ def several(part: str, value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def read_messages(value: Any) -> tuple[dict[str, str], ...]:
+def read_messages(value: Any) -> tuple[dict[str, Any], ...]:
     """Return turns of a conversation, ``{"role": ..., "content": ...}`` each.
 
     Args:
         value: list of turns, or the path of a JSON file that holds one. The content of a turn is a
-            text, or a list of ``{"type": "text", "text": ...}``.
+            text, or a list of ``{"type": "text", "text": ...}`` and of ``{"type": "image"}``, where
+            one of the images of the condition stands.
 
     Raises:
         GenError: the file cannot be read, or a turn is none.
@@ -77,24 +78,34 @@ def read_messages(value: Any) -> tuple[dict[str, str], ...]:
     return tuple(_turn(turn, f"messages.{i}") for i, turn in enumerate(turns))
 
 
-def _turn(turn: Any, name: str) -> dict[str, str]:
-    """Return one turn of a conversation with its content as a text."""
+def _turn(turn: Any, name: str) -> dict[str, Any]:
+    """Return one turn of a conversation, its content a text or a list of parts."""
     if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
         raise bad_value(name, turn, "an object with the keys role and content")
     role, content = turn["role"], turn["content"]
     if not isinstance(role, str) or not role:
         raise bad_value(f"{name}.role", role, "a text such as 'user'")
     if isinstance(content, (list, tuple)):
-        for part in content:
-            if not isinstance(part, Mapping) or part.get("type") != "text":
-                kind = part.get("type") if isinstance(part, Mapping) else part
-                raise bad_value(
-                    f"{name}.content", kind, "parts of type 'text' (media are parts of their own)"
-                )
-        content = "".join(str(part.get("text", "")) for part in content)
+        return {"role": role, "content": [_part(p, f"{name}.content") for p in content]}
     if not isinstance(content, str):
         raise bad_value(f"{name}.content", content, "a text")
     return {"role": role, "content": content}
+
+
+def _part(part: Any, name: str) -> dict[str, str]:
+    """Return one part of a turn: a text, or the position of an image."""
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    if kind == "text" and isinstance(part.get("text", ""), str):
+        return {"type": "text", "text": part.get("text", "")}
+    if kind == "image" and len(part) == 1:
+        return {"type": "image"}
+    shown_part = part if kind in ("text", "image") else kind
+    raise bad_value(
+        name,
+        shown_part,
+        "parts of type 'text', and {'type': 'image'} where an image stands (media are parts of the"
+        " condition)",
+    )
 
 
 def read_token_ids(value: Any) -> tuple[int, ...]:

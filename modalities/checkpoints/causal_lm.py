@@ -15,8 +15,9 @@ from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePromp
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.chat import chat_token_ids, uses_chat_template
 from gen.models.load.locate import config_field
-from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
+from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.load.transformers_compat import CAUSAL_LM_TYPES
 from gen.tokenizers.text.hf_text import HFText
 

@@ -3,7 +3,7 @@ Lumina-mGPT 2.0 (arXiv 2507.17801): one causal model of words and image codes.
 
 A prompt is
 
-    chameleon         bos, words, sep, boi                          then H W codes row by row
+    chameleon         bos, words and images, sep, boi               then H W codes row by row
     lumina, lumina2   bos, template with words, sep, boi, h, w      then H rows of (W codes, row
                       end)
 
@@ -11,6 +11,10 @@ with h and w ids that give the sides in units of 32 pixels. The closing id carri
 and is not generated. The unconditional branch of classifier-free guidance is bos, boi for
 chameleon, and boi, h, w for lumina: the published samplers use these, and Lumina's training without
 words begins so.
+
+An image among the words is boi, the codes of the image as the folder's image processor crops it,
+eoi. It stands where the words have "<image>", or else before them. Texts about images have the
+prompts of transformers' processor. Lumina's checkpoints take words alone, and make images alone.
 
 The folder's config decides the variant. ``lumina`` and ``lumina2`` have a class with XLLMX in its
 name, or settings of their training (``z_loss_weight``, ``mask_image_logits``). ``lumina2`` also has
@@ -24,33 +28,50 @@ at 155000, as in its published sampler. Other special tokens are the tokenizer's
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
+from transformers import ChameleonForConditionalGeneration
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.condition import Condition
+from gen.contracts.constraint import AutomatonConstraint, RowConstraint
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, unknown
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.media.given import GivenMedia
+from gen.modalities.checkpoints.image_text import (
+    KEPT_IDS,
+    Question,
+    Recent,
+    TokenisedImages,
+    image_processor_of,
+)
 from gen.modalities.checkpoints.options import require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Vocabulary
+from gen.models.adapters.language_models import CausalLM
 from gen.models.load.weights import Weights
 from gen.models.published.chameleon import IMAGES, ChameleonLM, language_model, model_weights
 from gen.tokenizers.image.chameleon_vq import Below, ChameleonVQ
 from gen.tokenizers.image.vq import VQ
+from gen.tokenizers.text.segments import SegmentedText, SegmentKind, as_png, segment_automaton
 from tokenizers import Tokenizer
 
 NAMED = re.compile(r"IMGIMG([A-J]+)Z")
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 FIRST = 155000  # id of code 0 of Lumina-mGPT 2.0
+IMAGE = "<image>"  # in words, the position of an image
+TEXT = frozenset({"text"})
 BOI, EOI, SEP, ROW_END, SIZE = (
     "<racm3:break>",
     "<eoss>",
@@ -93,7 +114,8 @@ VARIANTS = {
 
 @register("checkpoint", "chameleon")
 class Chameleon(Checkpoint):
-    """Chameleon, Anole, Lumina-mGPT and Lumina-mGPT 2.0: images from text.
+    """Chameleon and Anole: images or text from text and images; Lumina-mGPT and Lumina-mGPT 2.0:
+    images from text.
 
     The autoencoder runs in single precision at least, as in the published scripts. Meta released
     Chameleon untrained for images; Anole is the same model with its codes trained.
@@ -108,12 +130,17 @@ class Chameleon(Checkpoint):
             ``movqgan_270M.ckpt``.
     """
 
-    modalities = ("image",)
+    accepts = frozenset({"text", "images"})
+    modalities = ("image", "text")
     protocols = ("causal",)
     tested = (
-        "tiny random folders against transformers' model and head, and its `generate`; the"
-        " image tokenizers against diffusers"
+        "tiny random folders against transformers' model, head and processor, and its `generate`,"
+        " for images and for text; the image tokenizers against diffusers"
     )
+
+    @classmethod
+    def serving(cls, modality: str) -> type[Checkpoint]:
+        return ChameleonText if modality == "text" else cls
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
@@ -136,14 +163,11 @@ class Chameleon(Checkpoint):
         variant: str | None = None,
         vq: str | Path | None = None,
     ):
-        if files.model_type != "chameleon":
-            raise GenError(
-                f"model {files.name} is in the layout of Meta's own code; expected the layout"
-                " of transformers, such as leloy/Anole-7b-v0.1-hf"
-            )
+        require_layout(files)
         variant = _variant(files, variant)
         self.variant = VARIANTS[variant]
-        self._tokenizer = _tokenizer(files)
+        self._files, self._tokenizer = files, _tokenizer(files)
+        self._codes = Recent(KEPT_IDS)
         weights = model_weights(files.folder)
         self.frontend = _frontend(files, vq, self.variant, weights, load)
         pixels = {
@@ -218,13 +242,60 @@ class Chameleon(Checkpoint):
             )
         return [self._tokenizer.token_to_id(n) for n in names]
 
-    def prompt(self, text: str) -> list[int]:
+    def parse(self, condition: Condition) -> str | Question:
+        """Return the prompt that a text states, with images if there are any. Raises ``GenError``
+        as ``prompt`` does, and for images where the model takes words alone."""
+        condition.require(TEXT if self.variant.rows else self.accepts, "the model")
+        text = self.condition(condition.text or "")
+        if not condition.images:
+            return text
+        question = Question(text, condition.media("images"))
+        self.prompt(question)  # what the tokenizer or the image processor refuses fails here
+        return question
+
+    @cached_property
+    def _processor(self) -> Any:
+        """Image processor of the folder."""
+        return image_processor_of(self._files)
+
+    def _image_ids(self, image: GivenMedia) -> tuple[int, ...]:
+        """Ids of an image: boi, its codes row by row, eoi."""
+        return self._codes.of(image.digest, lambda: self._encoded(image))
+
+    def _encoded(self, image: GivenMedia) -> tuple[int, ...]:
+        codebook = self.frontend.codebooks[0]
+        pixels = self._processor(images=[Image.fromarray(image.array)], return_tensors="pt")
+        codes = self.frontend.encode(pixels["pixel_values"].to(codebook))
+        boi, eoi = self._ids([BOI, EOI], self._files.name)
+        return boi, *self.vocabulary.ids[codes.flatten().cpu()].tolist(), eoi
+
+    def _illustrated(self, words: list[int], images: Sequence[GivenMedia]) -> list[int]:
+        """Put images among the ids of words. Raises ``GenError`` where there are not as many as
+        positions of images."""
+        token = self._tokenizer.token_to_id(IMAGE)
+        if words.count(token) not in (0, len(images)):
+            raise GenError(
+                f"the prompt has {words.count(token)} positions of images ({IMAGE!r}), and the"
+                f" condition has {len(images)} images; expected one image for each position"
+            )
+        if token not in words:
+            return [i for image in images for i in self._image_ids(image)] + words
+        following = iter(images)
+        parts = [self._image_ids(next(following)) if i == token else (i,) for i in words]
+        return [i for part in parts for i in part]
+
+    def prompt(self, condition: str | Question) -> list[int]:
         """Ids before the first code.
 
         Raises:
-            GenError: the text holds names of special tokens, or the prompt is too long for the
-                model.
+            GenError: the text holds names of special tokens, there are not as many images as
+                positions of images, or the prompt is too long for the model.
         """
+        text, images = (
+            (condition.said, condition.images)
+            if isinstance(condition, Question)
+            else (condition, ())
+        )
         height, width = (
             g * c for g, c in zip(self._grid, self.frontend.config.compression, strict=True)
         )
@@ -241,6 +312,8 @@ class Chameleon(Checkpoint):
                 f"the tokenizer gives the prompt {text!r} the id {max(words)}; expected ids"
                 f" below {self._words}, the vocabulary of the model"
             )
+        if images or self._tokenizer.token_to_id(IMAGE) in words:
+            words = self._illustrated(words, images)
         ids = self._before + words + self._after
         if (need := len(ids) + self._layout.length()) > self._room:
             raise GenError(
@@ -254,6 +327,107 @@ class Chameleon(Checkpoint):
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return self._layout.from_sequence(tokens)
+
+
+class ChameleonText(TokenisedImages):
+    """Text about images.
+
+    Args:
+        max_new_tokens: as of ``ImageText``.
+        chat: as of ``ImageText``.
+        interleaved: answers may hold images, which stand in the text as Markdown
+            (``gen.tokenizers.text.segments``). The default is text alone.
+    """
+
+    network = ChameleonForConditionalGeneration
+
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        modality: str,
+        load: LoadOptions,
+        *,
+        max_new_tokens: int | None = None,
+        chat: bool | None = None,
+        interleaved: bool = False,
+    ):
+        super().__init__(files, modality, load, max_new_tokens=max_new_tokens, chat=chat)
+        self._interleaved = interleaved
+        if interleaved:
+            self._allow_images(files, load)
+
+    def _allow_images(self, files: CheckpointFiles, load: LoadOptions) -> None:
+        """Let answers hold images: a frontend and a token space of both.
+
+        Raises:
+            GenError: the folder has no image decoder, or an answer has no room for an image.
+        """
+        weights = model_weights(files.folder)
+        images = _frontend(files, None, VARIANTS["chameleon"], weights, load)
+        names, vocabulary = files.config.get("vocabulary_map") or {}, self.tokenizer.get_vocab()
+        count, space = images.config.codebook_sizes[0], self.binding.space
+        codes = code_ids(names, vocabulary, count, "chameleon", files.name)
+        side = self.model.config.vq_config.resolution
+        grid = tuple(side // c for c in images.config.compression)
+        kind = SegmentKind(
+            "image", vocabulary[BOI], vocabulary[EOI], tuple(codes), grid, images, as_png
+        )
+        if space.length < kind.count + 2:
+            raise GenError(
+                f"max_new_tokens is {space.length}, and an image takes {kind.count + 2} tokens;"
+                " expected at least as many, or interleaved=False"
+            )
+        ends = self.frontend.ends
+        words = set(range(space.vocab_size)) - {kind.begin, kind.end, *codes, *ends}
+        automaton = segment_automaton(space.vocab_size, words, ends, [kind])
+        self.frontend = SegmentedText(self.tokenizer, space.vocab_size, ends, [kind], load.device)
+        space = replace(
+            space,
+            legal=torch.ones_like(space.legal),
+            constraint=RowConstraint(AutomatonConstraint(automaton), space.length),
+        )
+        self.binding = replace(self.binding, space=space)
+
+    def adapter(self, protocol: str) -> CausalLM:
+        if not self._interleaved:
+            return super().adapter(protocol)
+        size = self.binding.space.vocab_size
+        return ChameleonLM(self.model, Vocabulary(range(size), size))
+
+    @classmethod
+    def matches(cls, files: CheckpointFiles) -> bool:
+        return Chameleon.matches(files)
+
+    def require(self, files: CheckpointFiles) -> None:
+        require_layout(files)
+        if (variant := variant_of(files.config)) != "chameleon":
+            raise GenError(
+                f"model {files.name} is a {variant}, which has no image encoder and makes images"
+                " alone; expected modality 'image', or Chameleon or Anole"
+            )
+
+    def load(self, files: CheckpointFiles, load: LoadOptions) -> Any:
+        return language_model(
+            model_weights(files.folder),
+            files.config,
+            files.name,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
+            reads_images=True,
+        )
+
+    def illegal(self) -> Sequence[int]:
+        return self.model.model.vocabulary_mapping.image_tokens
+
+
+def require_layout(files: CheckpointFiles) -> None:
+    """Raise ``GenError`` for a folder that is not in the layout of transformers."""
+    if files.model_type != "chameleon":
+        raise GenError(
+            f"model {files.name} is in the layout of Meta's own code; expected the layout"
+            " of transformers, such as leloy/Anole-7b-v0.1-hf"
+        )
 
 
 def _variant(files: CheckpointFiles, said: str | None) -> str:

@@ -11,12 +11,20 @@ All drafted codes of a frame go through the depth decoder in one forward pass. T
 utterance with a frame of zeros, which has no id of its own. The token space here adds an eos token,
 which is the only id allowed after such a frame and is allowed nowhere else, so the distribution of
 the codes does not change.
+
+Earlier turns of a conversation may stand before the words, each with its sound:
+
+    words of turn 1, codes of its sound, a frame of zeros, words of turn 2, ..., words to speak
+
+so that speakers keep the voices of their earlier turns.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -24,13 +32,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.condition import Condition
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
+from gen.core.tables import plural
 from gen.core.token_space import TokenSpace
+from gen.media.given import GivenMedia
 from gen.modalities.checkpoints.options import is_integer, require_one_device
+from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
+from gen.models.adapters.conditioning import Conditions
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.frame_lm import FrameCache, FrameLM
 from gen.tokenizers.audio.mimi import Mimi
@@ -38,6 +51,7 @@ from gen.tokenizers.base.codec import lasting
 
 SECONDS = 10.0
 SPOKEN = re.compile(r"\[(\d+)\](.*)", re.DOTALL)
+FRAMES = 1 << 14  # ids in prompts that stand for the frames of one sound
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,17 @@ class Line:
 
     def __str__(self) -> str:
         return f"[{self.speaker}]{self.words}"
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Line to speak after earlier ones, each with its sound."""
+
+    earlier: tuple[tuple[Line, GivenMedia], ...]
+    line: Line
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{line} | {sound}" for line, sound in self.earlier), str(self.line)])
 
 
 @dataclass(frozen=True)
@@ -84,19 +109,24 @@ class AfterSilence:
 class SpokenFrames(FrameLM):
     """Adapter of ``CsmForConditionalGeneration`` whose steps are the backbone's.
 
+    Prompt id V + FRAMES n + j, V the size of the text vocabulary, is frame j of sound n.
+
     Attributes:
         depth_calls: forward passes of the depth decoder.
     """
 
     specials = 1
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, sounds: Conditions):
         c = model.config
+        self.sounds = sounds
         super().__init__(model, c.num_codebooks, c.codec_config.codebook_size, c.num_hidden_layers)
         self.backbone, self.depth, self.depth_calls = model.backbone_model, model.depth_decoder, 0
 
     def begin(self, prompt: Tensor, length: Tensor, cache: FrameCache) -> tuple[Tensor, Tensor]:
-        return self.model.embed_text_tokens(prompt), length
+        frame_ids = prompt - self.model.config.text_vocab_size
+        inputs = self.model.embed_text_tokens(prompt.masked_fill(frame_ids >= 0, 0))
+        return self.sounds.placed(inputs, frame_ids, FRAMES, "frames"), length
 
     def embed(self, codes: Tensor) -> Tensor:
         # inputs behind the eos token are never used
@@ -150,6 +180,26 @@ class SpokenFrames(FrameLM):
         return logits[frame_index, streams[later] - 1, : self.size]
 
 
+def spoken_words(content: str | list[Mapping[str, str]], name: str) -> str:
+    """Return the words of a turn, whose content is a text or a list of parts of type ``text``.
+
+    Args:
+        content: content of the turn.
+        name: its name, for messages.
+
+    Raises:
+        GenError: a part of another type, or no words.
+    """
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    for part in parts:
+        if part["type"] != "text":
+            raise bad_value(name, part["type"], "parts of type 'text', since turns are spoken")
+    words = "".join(part["text"] for part in parts).strip()
+    if not words:
+        raise bad_value(name, words, "words")
+    return words
+
+
 class Speech(FreeAudio):
     """Waves at Mimi's sampling rate."""
 
@@ -162,7 +212,10 @@ class CSM(Checkpoint):
     """CSM-1B as a folder of transformers. The prompt is a speaker's line; "[0]Hello." is said by
     speaker 0.
 
-    Classifier-free guidance compares with a speaker who says nothing.
+    Messages are a conversation: the role of a turn is the number of its speaker, the last turn is
+    spoken, and ``audio`` holds the sound of every earlier one, in their order.
+
+    Classifier-free guidance compares with a speaker who says nothing, without earlier turns.
 
     Args:
         seconds: longest utterance (10 seconds); the model may end it earlier.
@@ -170,6 +223,7 @@ class CSM(Checkpoint):
         speaker: speaker of prompts that name none.
     """
 
+    accepts = frozenset({"text", "messages", "audio"})
     modalities = ("speech",)
     protocols = ("causal",)
     sampling = {"temperature": 0.9, "top_k": 50}
@@ -226,6 +280,7 @@ class CSM(Checkpoint):
                 f"below {c.max_position_embeddings}, the positions of the model",
             )
         self.modality = Speech(self)
+        self.sounds = Conditions(self._frames)
         self.size, self.room = size, c.max_position_embeddings - length
         self.binding = Binding(
             self._token_space(length), self._prompt, self._prompt(Line(speaker, ""))
@@ -256,8 +311,60 @@ class CSM(Checkpoint):
             )
         return line
 
-    def _prompt(self, line: Line) -> list[int]:
-        ids = self.tokenizer(str(line))["input_ids"]
+    def parse(self, condition: Condition) -> Line | Dialogue:
+        """Return the line that a text states, or that ends a conversation.
+
+        Raises:
+            GenError: both came, the role of a turn is no number, or there is not one readable sound
+                for every earlier turn.
+        """
+        condition.require(self.accepts, "the model")
+        if condition.messages is None:
+            condition.require(self.accepts - {"audio"}, "a model that got no messages")
+            return self.condition(condition.text or "")
+        condition.require(self.accepts - {"text"}, "a model that got messages")
+        lines = [self._turn(turn, i) for i, turn in enumerate(condition.messages)]
+        if len(condition.audio) != len(lines) - 1:
+            raise GenError(
+                f"the condition has {plural(len(lines), 'message')} and"
+                f" {plural(len(condition.audio), 'sound')}; expected one sound for every message"
+                " but the last"
+            )
+        sounds = condition.media("audio")
+        for i, sound in enumerate(sounds):
+            mono_wave(sound, self.frontend.rate, f"audio.{i}")  # an unusable sound fails here
+        earlier = tuple(zip(lines[:-1], sounds, strict=True))
+        return Dialogue(earlier, lines[-1]) if earlier else lines[-1]
+
+    def _turn(self, turn: Mapping[str, Any], index: int) -> Line:
+        """Return the line of a turn of a conversation."""
+        role, words = turn["role"], spoken_words(turn["content"], f"messages.{index}.content")
+        if not (role.isascii() and role.isdigit()):
+            raise bad_value(f"messages.{index}.role", role, "the number of a speaker, such as '0'")
+        return Line(int(role), words)
+
+    @torch.no_grad()
+    def _frames(self, sound: GivenMedia) -> dict[str, Tensor]:
+        """Inputs of the backbone [n + 1, D] for a sound of n frames, and the end of a turn."""
+        wave = mono_wave(sound, self.frontend.rate)
+        signal = torch.from_numpy(wave).to(self.model.device, self.model.dtype)
+        codes = self.frontend.encode(signal[None, None])
+        codes = pad(codes, (0, 1), value=self.silent)
+        return {"frames": self.model.backbone_model.embed_tokens(codes.transpose(1, 2))[0]}
+
+    def _prompt(self, condition: Line | Dialogue) -> list[int]:
+        earlier, line = (
+            (condition.earlier, condition.line)
+            if isinstance(condition, Dialogue)
+            else ((), condition)
+        )
+        ids: list[int] = []
+        for spoken, sound in earlier:
+            number = self.sounds.number(sound)
+            count = len(self.sounds.of(torch.tensor([number]))[0]["frames"])
+            first = self.model.config.text_vocab_size + FRAMES * number
+            ids += [*self.tokenizer(str(spoken))["input_ids"], *range(first, first + count)]
+        ids += self.tokenizer(str(line))["input_ids"]
         if len(ids) > self.room:
             raise GenError(
                 f"the prompt has {len(ids)} tokens; expected at most {self.room}, the model's"
@@ -266,7 +373,7 @@ class CSM(Checkpoint):
         return [self.size + 1 + i for i in ids]
 
     def adapter(self, protocol: str) -> SpokenFrames:
-        return SpokenFrames(self.model)
+        return SpokenFrames(self.model, self.sounds)
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         """Tokens [B, T Q] of whole frames -> codes [B, Q, T], cut where silence begins in all rows.

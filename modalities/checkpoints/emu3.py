@@ -5,10 +5,11 @@ An image of H x W codes is
 
     bos, words, boi, "H*W", img, then H rows of (W codes, eol), and then eof eoi eos
 
-of which the rows are generated; the closing ids carry no information. The unconditional branch of
-classifier-free guidance has a negative prompt in place of the words. Codes are named ids of the
-vocabulary ("<|visual token 000123|>"). They are read from the config's ``vocabulary_map``, and need
-not be consecutive.
+of which the rows are generated; the closing ids carry no information. In a prompt of a text about
+images, each image stands so with its closing ids. The unconditional branch of classifier-free
+guidance has a negative prompt in place of the words. Codes are named ids of the vocabulary
+("<|visual token 000123|>"). They are read from the config's ``vocabulary_map``, and need not be
+consecutive.
 
 Clips are T frames of codes, each of H rows as above and then eof: row ends and frame ends follow
 the paper. The spelling of a clip's size was not published with Emu3. The default "T*H*W" is that of
@@ -35,6 +36,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.image_text import TokenisedImages
 from gen.modalities.checkpoints.options import require_multiple
 from gen.modalities.open_vocabulary import FreeImage, FreeVideo
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
@@ -143,7 +145,8 @@ class Emu3Video(FreeVideo):
 
 @register("checkpoint", "emu3")
 class Emu3(Checkpoint):
-    """Emu3 in the layout of transformers (`Emu3-Gen-hf`): images and clips from text.
+    """Emu3 in the layout of transformers (`Emu3-Gen-hf`, `Emu3-Chat-hf`): images and clips from
+    text, and text about images of any size.
 
     Args:
         height: pixels (720; clips 256).
@@ -155,13 +158,18 @@ class Emu3(Checkpoint):
         meta: spelling of the size, with {frames}, {height} and {width} in codes, and {fps}.
     """
 
-    modalities = ("image", "video")
+    modalities = ("image", "video", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}
     tested = (
-        "tiny random folders against transformers' Emu3ForConditionalGeneration and its"
-        " `generate`; the prompt format of clips is unpublished, so theirs is a guess"
+        "tiny random folders against transformers' Emu3ForConditionalGeneration, its processor and"
+        " its `generate`, for images and for text; the prompt format of clips is unpublished, so"
+        " theirs is a guess"
     )
+
+    @classmethod
+    def serving(cls, modality: str) -> type[Checkpoint]:
+        return Emu3Text if modality == "text" else cls
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
@@ -181,12 +189,7 @@ class Emu3(Checkpoint):
         negative: str = NEGATIVE,
         meta: str | None = None,
     ):
-        if files.model_type == "Emu3":
-            raise GenError(
-                f"model {files.name} is in the layout of BAAI's own code, whose tokenizer is"
-                " code and whose frontend is a separate model; expected the layout of"
-                " transformers, such as BAAI/Emu3-Gen-hf"
-            )
+        require_layout(files)
         clip_option = frames if fps is None else fps
         if modality == "image" and clip_option is not None:
             raise bad_value("frames or fps", clip_option, "none: an image has no frames")
@@ -276,6 +279,19 @@ class Emu3(Checkpoint):
         ).from_sequence(tokens)
 
 
+class Emu3Text(TokenisedImages):
+    """Text about images; options as of ``ImageText``."""
+
+    network = transformers.Emu3ForConditionalGeneration
+
+    @classmethod
+    def matches(cls, files: CheckpointFiles) -> bool:
+        return Emu3.matches(files)
+
+    def require(self, files: CheckpointFiles) -> None:
+        require_layout(files)
+
+
 def grid_of(shape: tuple[int, ...], frames: int, side: int) -> tuple[int, ...]:
     """Grid of codes of (frames,) height and width.
 
@@ -291,6 +307,16 @@ def grid_of(shape: tuple[int, ...], frames: int, side: int) -> tuple[int, ...]:
     for name, size, step in zip(names, shape, steps, strict=True):
         require_multiple(name, size, step)
     return tuple(size // step for size, step in zip(shape, steps, strict=True))
+
+
+def require_layout(files: CheckpointFiles) -> None:
+    """Raise ``GenError`` for a folder that is not in the layout of transformers."""
+    if files.model_type == "Emu3":
+        raise GenError(
+            f"model {files.name} is in the layout of BAAI's own code, whose tokenizer is"
+            " code and whose frontend is a separate model; expected the layout of"
+            " transformers, such as BAAI/Emu3-Gen-hf"
+        )
 
 
 def require_range(files: CheckpointFiles) -> None:

@@ -1,10 +1,11 @@
-"""Janus and Janus-Pro: images from text by a language model with separate embeddings and a separate
-head for codes (Wu et al., arXiv 2410.13848; Chen et al., arXiv 2501.17811).
+"""Janus and Janus-Pro: images from text, and text about images (Wu et al., arXiv 2410.13848; Chen
+et al., arXiv 2501.17811).
 
-A prompt is the user's message in the chat template, and then boi. The P x P codes of the image
-follow row by row. The unconditional branch of classifier-free guidance is the same prompt with pad
-in place of every id but bos and boi. Both branches have one length, so codes stand at the same
-positions.
+Text about images is that of a language model which reads the projected vectors of a SigLIP encoder.
+For images the same network has separate embeddings and a separate head for codes. Their prompt is
+the user's message in the chat template, and then boi. The P x P codes of the image follow row by
+row. The unconditional branch of classifier-free guidance is the same prompt with pad in place of
+every id but bos and boi. Both branches have one length, so codes stand at the same positions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.image_text import EmbeddedImages
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.load.locate import readable
 from gen.models.load.pretrained import pretrained, tokenizer_of
@@ -32,19 +34,24 @@ CHAT = (  # template of the published models, where a folder has none
 @register("checkpoint", "janus")
 class Janus(Checkpoint):
     """Janus in the layout of transformers (`Janus-Pro-1B` of deepseek-community): square images of
-    one size from text.
+    one size from text, and text about images.
 
     Args:
         chat: put prompts into the chat template as the user's message. Without it the model gets
             the bare words.
     """
 
-    modalities = ("image",)
+    modalities = ("image", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 5.0}
     tested = (
-        "tiny random folders against transformers' JanusForConditionalGeneration and its `generate`"
+        "tiny random folders against transformers' JanusForConditionalGeneration, its processor and"
+        " its `generate`, for images and for text"
     )
+
+    @classmethod
+    def serving(cls, modality: str) -> type[Checkpoint]:
+        return JanusText if modality == "text" else cls
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
@@ -53,11 +60,7 @@ class Janus(Checkpoint):
     def __init__(
         self, files: CheckpointFiles, modality: str, load: LoadOptions, *, chat: bool = True
     ):
-        if files.model_type != "janus":
-            raise GenError(
-                f"model {files.name} is in the layout of DeepSeek's own code; expected the"
-                " layout of transformers, such as deepseek-community/Janus-Pro-1B"
-            )
+        require_layout(files)
         with readable("model", files.name):
             config = transformers.JanusConfig.from_dict(files.config)
         codes, grid, self._vocabulary = (
@@ -133,6 +136,28 @@ class Janus(Checkpoint):
 
     def adapter(self, protocol: str) -> JanusLM:
         return self._adapter
+
+
+class JanusText(EmbeddedImages):
+    """Text about images; options as of ``ImageText``."""
+
+    network = transformers.JanusForConditionalGeneration
+
+    @classmethod
+    def matches(cls, files: CheckpointFiles) -> bool:
+        return Janus.matches(files)
+
+    def require(self, files: CheckpointFiles) -> None:
+        require_layout(files)
+
+
+def require_layout(files: CheckpointFiles) -> None:
+    """Raise ``GenError`` for a folder that is not in the layout of transformers."""
+    if files.model_type != "janus":
+        raise GenError(
+            f"model {files.name} is in the layout of DeepSeek's own code; expected the"
+            " layout of transformers, such as deepseek-community/Janus-Pro-1B"
+        )
 
 
 def specials_of(files: CheckpointFiles, tokenizer: Any) -> dict[str, int]:

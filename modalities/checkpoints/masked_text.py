@@ -24,7 +24,8 @@ from gen.modalities.checkpoints.token_counts import read_rarity
 from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
-from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
+from gen.models.load.chat import chat_token_ids, uses_chat_template
+from gen.models.load.pretrained import tokenizer_of
 from gen.tokenizers.text.hf_text import HFText
 
 # field of a config -> its value where the config has none, and the values that can be loaded

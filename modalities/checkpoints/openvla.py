@@ -6,9 +6,10 @@
     answer   one id for each dimension of the action: bin b = 1 .. E is id V - b, V the vocabulary
              without its padding
 
-The vision part (``vision_backbone``, of timm) is not loaded. Its features may come from a file, and
-the checkpoint's projector brings them into the language model. Without features the model answers
-to words alone, as its own class does without images; this is not enough to move a robot.
+The vision backbone (``gen.models.published.prismatic``) makes features of a camera image, or they
+come from a file, and the checkpoint's projector brings them into the language model. Without either
+the model answers to words alone, as its own class does without images; this is not enough to move a
+robot.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.files import sha256
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.media.given import GivenMedia
 from gen.modalities.open_vocabulary import FreeAction
 from gen.models.adapters.conditioning import Conditions, MappedLM, Vocabulary
 from gen.models.load.pretrained import tokenizer_of
 from gen.models.load.weights import Weights, fill, without_storage
+from gen.models.published.prismatic import VisionBackbone, load_vision
 from gen.tokenizers.action.base import ActionStatistics, at_least
 from gen.tokenizers.action.edges import ActionEdges
 
@@ -51,22 +54,22 @@ TEMPLATE_V01 = (
 EMPTY = "\u2581"
 RENAMES = ((r"^language_model\.", ""),)
 ELSEWHERE = (r"^vision_backbone\.", r"^projector\.")
-PATCHES = 1 << 14  # ids in prompts that stand for one file of features
+PATCHES = 1 << 14  # ids in prompts that stand for the features of one image
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """Instruction, and the file with features of the camera image, if any. ``digest``: sha256 of
-    the file of an observation."""
+    """Instruction, and the camera image or the file with its features, if any. ``digest``: sha256
+    of the file of an observation."""
 
     text: str
     features: str = ""
     digest: str = ""
+    image: GivenMedia | None = None
 
     def __str__(self) -> str:
-        if self.digest:
-            return f"{self.text} | {self.digest[:16]}"
-        return f"{self.text} | {self.features}" if self.features else self.text
+        seen = self.image or self.digest[:16] or self.features
+        return f"{self.text} | {seen}" if seen else self.text
 
 
 class Projector(nn.Module):
@@ -89,7 +92,7 @@ class Projector(nn.Module):
 
 class SeeingLM(MappedLM):
     """Language model over bins whose prompts may hold features: model id V + PATCHES n + j is row j
-    of condition n.
+    of image n.
     """
 
     keeps = False
@@ -107,11 +110,8 @@ class SeeingLM(MappedLM):
         is_feature = feature_ids >= 0
         if not bool(is_feature.any()):
             return super().forward(tokens, positions, cache)
-        x = self.model.get_input_embeddings()(ids.masked_fill(is_feature, 0))
-        number, row = feature_ids // PATCHES, feature_ids % PATCHES
-        for condition in number[is_feature].unique():
-            selected = is_feature & (number == condition)
-            x[selected] = self.conditions.of(condition[None])[0]["features"].to(x)[row[selected]]
+        words = self.model.get_input_embeddings()(ids.masked_fill(is_feature, 0))
+        x = self.conditions.placed(words, feature_ids, PATCHES, "features")
         mask = cache.at(positions, self.dtype)
         logits = self.model(
             inputs_embeds=x,
@@ -125,11 +125,12 @@ class SeeingLM(MappedLM):
 
 @register("checkpoint", "openvla")
 class OpenVLA(Checkpoint):
-    """OpenVLA's language model: actions from an instruction, and from image features where a prompt
-    names them.
+    """OpenVLA: actions from an instruction and a camera image of any size, with one vision
+    transformer or two.
 
-    A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] of the
-    vision backbone. An observation has the instruction as ``task`` and may have the file as
+    A prompt is an instruction, and ``images`` its camera image. An observation has the instruction
+    as ``task`` and one camera image. Features [patches, width] that were computed elsewhere may
+    stand for the image, in an .npy file: ``instruction | features.npy`` as the prompt, or
     ``observation.features``.
 
     Args:
@@ -140,14 +141,14 @@ class OpenVLA(Checkpoint):
             differs where it has ``v01``.
     """
 
-    accepts = frozenset({"text", "observation"})
+    accepts = frozenset({"text", "images", "observation"})
+    most = {"images": 1}
     modalities = ("action",)
     protocols = ("causal",)
     sampling = {"temperature": 0.0}
     tested = (
-        "tiny random language models in the published layout against transformers'"
-        " LlamaForCausalLM; images only as features computed elsewhere: the vision backbones"
-        " of timm are not loaded"
+        "tiny random weights in the published layout: the language model against transformers'"
+        " LlamaForCausalLM, both vision transformers and the projector against a plain forward"
     )
 
     @classmethod
@@ -206,6 +207,7 @@ class OpenVLA(Checkpoint):
             name=files.name,
         )
         self.projector = projector_of(weights, config.hidden_size, load, files.name)
+        self.vision = self._vision(files, weights, load)
         self.conditions = Conditions(self._features)
         space = TokenSpace.codes(
             self.frontend.grid, bins, bins, codebook=self.frontend.table.float()
@@ -216,30 +218,74 @@ class OpenVLA(Checkpoint):
     def adapter(self, protocol: str) -> SeeingLM:
         return SeeingLM(self.model, self.vocabulary, self.conditions)
 
+    def _vision(
+        self, files: CheckpointFiles, weights: Weights, load: LoadOptions
+    ) -> VisionBackbone | None:
+        """Load the vision backbone, if the checkpoint has one. Raises ``GenError`` where the
+        projector takes other features than it makes."""
+        config = files.config
+        acts = [act for act in config.get("timm_override_act_layers") or () if act is not None]
+        if acts:
+            raise bad_value(
+                f"timm_override_act_layers of {files.name}", acts[0], "null, which is GELU"
+            )
+        names = config.get("timm_model_ids") or ()
+        processor = files.json("preprocessor_config.json")
+        vision = load_vision(weights, names, processor, load.device, load.dtype, files.name)
+        if vision is None or self.projector is None:
+            return vision
+        width = self.projector.fc1.in_features
+        if vision.width != width:
+            raise GenError(
+                f"the vision transformers of {files.name} make {vision.width} features of a patch;"
+                f" expected {width}, as its projector takes"
+            )
+        return vision
+
     def parse(self, condition: Condition) -> Instruction:
-        """Return the instruction that a text or an observation states.
+        """Return the instruction that a text and an image, or an observation state.
 
         Raises:
-            GenError: both came, the observation has no task, camera images, whose vision backbone
-                is not loaded, or features that cannot be read.
+            GenError: both came, the observation has no task, several cameras, or images or features
+                that cannot be read.
         """
+        condition.require(self.accepts, "the model", self.most)
         if condition.observation is None:
-            return super().parse(condition)
+            instruction = self.condition(condition.text or "")
+            images = condition.media("images")
+            return self._seeing(instruction, images[0]) if images else instruction
         condition.require(frozenset({"observation"}), "a policy")
-        task, camera = condition.observation.get("task"), next(iter(condition.cameras()), None)
+        task, cameras = condition.observation.get("task"), condition.cameras()
         if not isinstance(task, str) or not task.strip():
             raise bad_value("task", task, "the instruction as a text", "the observation")
-        if camera is not None:
+        instruction = Instruction(task.strip(), str(condition.observation.get(FEATURES) or ""))
+        if len(cameras) > 1:
             raise GenError(
-                f"the observation has {camera}, and the model takes features of images, computed"
-                f" elsewhere; expected {FEATURES}, an .npy file"
+                f"the observation has the images {', '.join(cameras)}; the model takes one camera"
             )
-        file = str(condition.observation.get(FEATURES) or "")
-        if not file:
-            return Instruction(task.strip())
-        instruction = Instruction(task.strip(), file)
+        for image in cameras.values():
+            return self._seeing(instruction, image)
+        if not instruction.features:
+            return instruction
         self.conditions.of(torch.tensor([self.number(instruction)]))  # an unreadable file fails
-        return replace(instruction, digest=sha256(Path(file).expanduser()))
+        return replace(instruction, digest=sha256(Path(instruction.features).expanduser()))
+
+    def _seeing(self, instruction: Instruction, image: GivenMedia) -> Instruction:
+        """Return the instruction with its camera image. Raises ``GenError`` where the model makes
+        no features of it, or the instruction names some already."""
+        if instruction.features:
+            raise GenError(
+                f"the condition has an image and the features {instruction.features}; expected one"
+                " of them"
+            )
+        if self.vision is None:
+            raise GenError(
+                "the condition has an image and the checkpoint has no vision_backbone; expected"
+                f" {FEATURES}, an .npy file of features computed elsewhere"
+            )
+        seeing = replace(instruction, image=image)
+        self.conditions.of(torch.tensor([self.number(seeing)]))  # a missing projector fails
+        return seeing
 
     def condition(self, prompt: str) -> Instruction:
         text, bar, file = (part.strip() for part in prompt.partition("|"))
@@ -262,7 +308,7 @@ class OpenVLA(Checkpoint):
             ]
         )
         ids += [self.empty] * (ids[-1] != self.empty)
-        if condition.features:
+        if condition.features or condition.image is not None:
             number = self.number(condition)
             count = len(self.conditions.of(torch.tensor([number]))[0]["features"])
             first = self.model.config.vocab_size + PATCHES * number
@@ -270,9 +316,11 @@ class OpenVLA(Checkpoint):
         return self.vocabulary.prompt(ids)
 
     def number(self, condition: Instruction) -> int:
-        """Number of the condition's file in its present state, since robots overwrite one file
-        again and again.
+        """Number of the condition's image, or of its file in its present state, since robots
+        overwrite one file again and again.
         """
+        if condition.image is not None:
+            return self.conditions.number(condition.image)
         path = Path(condition.features).expanduser()
         if path.suffix != ".npy" or not path.is_file():
             raise GenError(
@@ -281,16 +329,22 @@ class OpenVLA(Checkpoint):
             )
         return self.conditions.number((str(path), os.stat(path).st_mtime_ns))
 
-    def _features(self, file: tuple[str, int]) -> dict[str, Tensor]:
+    def _features(self, seen: GivenMedia | tuple[str, int]) -> dict[str, Tensor]:
+        """Inputs of the language model for an image or a file of features."""
         if self.projector is None:
             raise GenError(
                 "the prompt has image features and the checkpoint has no projector; expected"
                 " its file with projector.fc1.weight ..."
             )
+        if isinstance(seen, GivenMedia):
+            return {"features": self.projector(self.vision.features(seen.array))}
+        return {"features": self._of_file(seen[0])}
+
+    def _of_file(self, file: str) -> Tensor:
         try:
-            array = np.load(file[0], allow_pickle=False)
+            array = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise GenError(f"the features {file[0]} cannot be read: {error}") from None
+            raise GenError(f"the features {file} cannot be read: {error}") from None
         width = self.projector.fc1.in_features
         if (
             array.ndim != 2
@@ -300,11 +354,11 @@ class OpenVLA(Checkpoint):
             or not np.isfinite(array).all()
         ):
             raise GenError(
-                f"the features {file[0]} are {array.dtype} {array.shape}; expected finite floats"
+                f"the features {file} are {array.dtype} {array.shape}; expected finite floats"
                 f" [patches, {width}]"
             )
         weight = self.projector.fc1.weight
-        return {"features": self.projector(torch.from_numpy(array).to(weight.device, weight.dtype))}
+        return self.projector(torch.from_numpy(array).to(weight.device, weight.dtype))
 
 
 def statistics_of(files: CheckpointFiles, key: str | None) -> ActionStatistics:

@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
-from gen.models.load.pretrained import chat_token_ids
+from gen.models.load.chat import chat_token_ids
+
+Content = str | tuple[tuple[str, str], ...]  # a text, or (type, text) of every part
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns of a conversation: (role, content) each."""
+    """Turns of a conversation: role and content each."""
 
-    turns: tuple[tuple[str, str], ...]
+    turns: tuple[tuple[str, Content], ...]
+
+    @classmethod
+    def of(cls, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """Return the conversation of messages as ``Condition`` has them."""
+        return cls(tuple((turn["role"], _content(turn["content"])) for turn in messages))
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Turns as chat templates take them."""
+        return [{"role": role, "content": _spelled(content)} for role, content in self.turns]
+
+    @property
+    def images(self) -> int:
+        """Number of positions of images."""
+        parts = (
+            part for _, content in self.turns if not isinstance(content, str) for part in content
+        )
+        return sum(kind == "image" for kind, _ in parts)
 
     def __str__(self) -> str:
         return json.dumps(self.turns, ensure_ascii=False)
+
+
+def _content(content: str | Sequence[Mapping[str, str]]) -> Content:
+    if isinstance(content, str):
+        return content
+    return tuple((part["type"], part.get("text", "")) for part in content)
+
+
+def _spelled(content: Content) -> str | list[dict[str, str]]:
+    """Return a content as chat templates take it."""
+    if isinstance(content, str):
+        return content
+    return [{"type": k, **({"text": text} if k == "text" else {})} for k, text in content]
 
 
 @dataclass(frozen=True)
@@ -46,8 +80,8 @@ class LanguagePrompts(Checkpoint):
         """Return the typed condition that one part states.
 
         Raises:
-            GenError: there are several parts, the tokenizer has no chat template for messages, or a
-                token id is out of range.
+            GenError: there are several parts, the tokenizer has no chat template for messages or
+                its template refuses them, or a token id is out of range.
         """
         condition.require(self.accepts, "the model")
         if len(condition.parts) > 1:
@@ -56,12 +90,7 @@ class LanguagePrompts(Checkpoint):
                 f" {' and '.join(condition.parts)}"
             )
         if condition.tokens is not None:
-            size = self.binding.space.vocab_size
-            if max(condition.tokens) >= size:
-                raise GenError(
-                    f"tokens holds {max(condition.tokens)}; the model takes token ids below {size}"
-                )
-            return TokenIds(condition.tokens)
+            return self.given_ids(condition.tokens)
         if condition.messages is None:
             return self.condition(condition.text or "")
         if not self.tokenizer.chat_template:
@@ -69,13 +98,25 @@ class LanguagePrompts(Checkpoint):
                 "the tokenizer of the model has no chat template, and messages need one; expected"
                 " a text"
             )
-        return Conversation(tuple((t["role"], t["content"]) for t in condition.messages))
+        conversation = Conversation.of(condition.messages)
+        if conversation.images:
+            raise GenError(
+                "the conversation has a part of type 'image', and the model takes texts alone"
+            )
+        self.ids_of(conversation)  # a conversation that the template refuses fails here
+        return conversation
+
+    def given_ids(self, tokens: tuple[int, ...]) -> TokenIds:
+        """Return token ids as a condition. Raises ``GenError`` for one out of range."""
+        size = self.binding.space.vocab_size
+        if max(tokens) >= size:
+            raise GenError(f"tokens holds {max(tokens)}; the model takes token ids below {size}")
+        return TokenIds(tokens)
 
     def ids_of(self, condition: Any) -> list[int] | None:
         """Return the token ids of a condition that is no text; None for a text."""
         if isinstance(condition, TokenIds):
             return list(condition.ids)
         if isinstance(condition, Conversation):
-            turns = [{"role": role, "content": content} for role, content in condition.turns]
-            return chat_token_ids(self.tokenizer, turns)
+            return chat_token_ids(self.tokenizer, condition.messages)
         return None

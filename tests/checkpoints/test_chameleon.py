@@ -21,10 +21,13 @@ from chameleon_files import (
     write_tokenizer,
     write_vqgan,
 )
+from image_text_folders import picture
+from published import save_quietly
 from safetensors.torch import load_file, save_file
 
 import gen
 from gen.contracts.checkpoint import CheckpointFiles, LoadOptions, load_checkpoint
+from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.modalities.checkpoints.chameleon import FIRST, VARIANTS, code_ids, variant_of
 from gen.models.adapters.conditioning import Vocabulary
@@ -427,3 +430,72 @@ def test_prompts_that_hold_parts_of_images_or_are_too_long_are_refused(pipes):
             binding.prompt(text)
     with pytest.raises(GenError, match="empty"):
         pipes["chameleon"](" ")
+
+
+# --- images in prompts
+
+
+@pytest.fixture(scope="module")
+def seeing(vq, tmp_path_factory):
+    """A folder with an image processor and a processor of texts."""
+    from transformers import AutoTokenizer, ChameleonImageProcessorPil, ChameleonProcessor
+
+    folder = write_chameleon(tmp_path_factory.mktemp("seeing"), vq)
+    side = {"height": 32, "width": 32}
+    pixels = ChameleonImageProcessorPil(size={"shortest_edge": 32}, crop_size=side)
+    words = AutoTokenizer.from_pretrained(folder)
+    words.add_special_tokens({"sep_token": "<reserved08706>"})
+    save_quietly(ChameleonProcessor(pixels, words, image_seq_length=4), folder)
+    write_tokenizer(folder, IDS)  # as published, with ids of its own
+    return folder
+
+
+def test_images_of_a_prompt_are_the_codes_that_transformers_makes(seeing):
+    from transformers import ChameleonForConditionalGeneration, ChameleonProcessor
+
+    pipe = gen.load("image", model=seeing, dtype="float64", **SIDES)
+    checkpoint = pipe.bound(pipe.model)[0]
+    processor = ChameleonProcessor.from_pretrained(seeing)
+    model = ChameleonForConditionalGeneration.from_pretrained(seeing, dtype=torch.float64)
+    images = [picture(1, 40, 50), picture(2, 60, 33)]
+    boi, eoi = IDS["<racm3:break>"], IDS["<eoss>"]
+    pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"].double()
+    first, second = ([boi, *row, eoi] for row in model.model.get_image_tokens(pixels).tolist())
+    assert first != second
+    a, red, dog = (IDS[w] for w in ("a", "red", "dog"))
+    end = [IDS["<reserved08706>"], boi]
+    for text, ids in {
+        "a red dog": [*first, *second, a, red, dog],
+        "a <image> red <image> dog": [a, *first, red, *second, dog],
+    }.items():
+        given = Condition.of({"text": text, "images": images})
+        made = checkpoint.binding.prompt(checkpoint.parse(given))
+        assert made == checkpoint.vocabulary.prompt([IDS["<s>"], *ids, *end])
+
+
+def test_images_of_prompts_decide_about_images_each_of_its_own_row(seeing):
+    pipe = gen.load("image", model=seeing, dtype="float64", **SIDES)
+    a, b = ({"text": "a red dog", "image": picture(n, 40, 40)} for n in (1, 2))
+    how = {"sampler": "autoregressive", "temperature": 0.0, "top_p": 1.0}
+    prompts = [a, b, "a red dog"]
+    whole = pipe(prompts, **how).tokens
+    for prompt, row in zip(prompts, whole, strict=True):
+        assert torch.equal(pipe(prompt, **how).tokens[0], row)
+    assert torch.equal(pipe([b, a], **how).tokens, whole[[1, 0]])
+    assert len({tuple(row) for row in whole.tolist()}) == 3  # control
+    fast = pipe(prompts, **{**how, "sampler": "speculative_jacobi"}).tokens
+    assert torch.equal(fast, whole)
+
+
+def test_images_that_a_prompt_cannot_have_are_one_sentence(seeing, pipes):
+    pipe = gen.load("image", model=seeing, dtype="float64", **SIDES)
+    image = picture(1)
+    for refused, given, message in (
+        (pipe, {"text": "<image> dog", "images": [image] * 2}, "1 positions of images .* 2 images"),
+        (pipe, {"text": "a dog", "image": "no.png"}, "image no.png does not exist"),
+        (pipes["chameleon"], {"text": "a dog", "image": image}, "image processor .* cannot be re"),
+        (pipes["lumina"], {"text": "a dog", "image": image}, "takes text as its .* got images"),
+    ):
+        with pytest.raises(GenError, match=message) as caught:
+            refused(given)
+        assert "\n" not in str(caught.value)

@@ -103,7 +103,7 @@ def frames_logits(music, tokens, cut):
     """Logits [B, S, Q, CODES] of all places, asked for in two calls, each stream's own part of the
     ids."""
     adapter = music.adapter("causal")
-    prompt = torch.tensor([music.binding.prompt(p) for p in PROMPTS])
+    prompt = torch.tensor([music.binding.prompt(music.condition(p)) for p in PROMPTS])
     given = torch.cat([prompt, tokens[:, :-1]], 1)
     positions = torch.arange(given.shape[1]).expand_as(given)
     cache = adapter.new_cache(given.shape[1])
@@ -286,7 +286,8 @@ def test_a_codec_with_fewer_codebooks_is_refused(tmp_path):
 
 def test_the_unconditional_half_of_guidance_is_their_null_input(pipe, music):
     space = music.binding.space
-    rows = torch.tensor([music.binding.unconditional, music.binding.prompt(PROMPTS[0])])
+    said = music.condition(PROMPTS[0])
+    rows = torch.tensor([music.binding.without(said), music.binding.prompt(said)])
     _sampler, sampling = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
     target = CausalTarget(music.adapter("causal"), rows, space, sampling)
     logp = target.predict(

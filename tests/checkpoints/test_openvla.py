@@ -314,10 +314,8 @@ def test_an_observation_states_the_task_and_features(pipe, tmp_path):
     again = pipe({"observation": {"task": "pull", "observation.features": other}}, seed=0)
     assert str(again.items[0].condition) != str(seen.items[0].condition)
     assert torch.equal(pipe("pull").tokens, pipe({"observation": {"task": "pull"}}).tokens)
-    image = np.zeros((4, 4, 3), np.uint8)
     for observation, message in (
         ({"observation.features": path}, "task is None"),
-        ({"task": "pull", "observation.images.top": image}, "observation.images.top, and the"),
         ({"task": "pull", "observation.features": tmp_path / "no.npy"}, "no existing .npy file"),
     ):
         with pytest.raises(GenError, match=message):

@@ -66,7 +66,7 @@ def test_every_family_has_a_writer(registered):
 
 def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
     files = CheckpointFiles.find(case.path)
-    assert family_of(files, case.modality) is family
+    assert family_of(files, case.modality) is family.serving(case.modality)
     others = [
         n
         for n, cls in FAMILIES.items()
@@ -120,7 +120,7 @@ def test_samplers_write_media_that_can_be_read_and_a_second_run_makes_nothing(ca
 def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
     whole = pipe(list(case.prompts), sampler=case.samplers[0], seed=3)
     for item, tokens in zip(whole.items, whole.tokens, strict=True):
-        alone = pipe(item.prompt, sampler=case.samplers[0], seed=item.seed).tokens[0]
+        alone = pipe(item.given or item.prompt, sampler=case.samplers[0], seed=item.seed).tokens[0]
         assert (
             torch.allclose(alone, tokens, atol=1e-9)
             if alone.is_floating_point()
@@ -130,7 +130,7 @@ def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name(case, family):
-    known = sorted(options_of(family), key=len)
+    known = sorted(options_of(family.serving(case.modality)), key=len)
     said = refusal(case, **{known[-1][:-1] if known else "height": 1})
     assert (
         f"Did you mean {known[-1]!r}" in said

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import image_text_folders
 import mar_layout
 import masked_folders
 import tiny_amused
@@ -24,7 +25,9 @@ import tiny_generic
 import tiny_janus
 import tiny_llamagen
 import tiny_musicgen
+import tiny_musicgen_melody
 import tiny_openvla
+import tiny_whisper
 import torch
 import var_layout
 from chameleon_files import CHANNELS, CODES, diffusers_vq, name_of, vqgan_keys, write_chameleon
@@ -44,13 +47,13 @@ MASKED = ("maskgit", "halton", "maskgit_remask")
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint: what it is loaded as, two prompts, three samplers. ``root``: a folder that
-    holds all of its files, and ``path`` too."""
+    """A checkpoint: what it is loaded as, two prompts or conditions, three samplers. ``root``: a
+    folder that holds all of its files, and ``path`` too."""
 
     modality: str
     path: Path
     options: Mapping[str, Any]
-    prompts: tuple[str, str]
+    prompts: tuple[Any, ...]
     samplers: tuple[Any, ...]
     root: Path = field(default=None)  # type: ignore[assignment]  by default the path
 
@@ -130,6 +133,17 @@ def hmar(folder: Path, pair: bool = False) -> Case:
     return Case("image", folder, var_layout.OPTIONS, ("3", "class 7"), samplers)
 
 
+def image_text(folder: Path, write: Callable[[Path], Path]) -> Case:
+    """A folder of models that answer questions about images, and two questions."""
+    write(folder)
+    prompts = []
+    for seed, size in enumerate([(10, 12), (16, 9)]):
+        file = folder.with_name(f"{folder.name}-{seed}.png")
+        image_text_folders.picture(seed, *size).save(file)
+        prompts.append({"prompt": "What is this?", "image": str(file)})
+    return Case("text", folder, {"max_new_tokens": 6}, tuple(prompts), CAUSAL)
+
+
 def janus(folder: Path) -> Case:
     return Case("image", tiny_janus.written(folder), {}, ("a cat", "the red dog runs"), CAUSAL)
 
@@ -182,6 +196,13 @@ def musicgen(folder: Path, **decoder: Any) -> Case:
     return Case("speech", folder, {"frames": 3}, ("a slow song", "piano"), CAUSAL)
 
 
+def musicgen_melody(folder: Path) -> Case:
+    tiny_musicgen_melody.written(folder)
+    path = tiny_whisper.sounds(folder, tiny_musicgen.RATE)[0]
+    heard = {"prompt": "piano", "audio": str(path)}
+    return Case("speech", folder, {"frames": 3}, ("a slow song", heard), CAUSAL)
+
+
 def openvla(folder: Path) -> Case:
     return Case(
         "action",
@@ -190,6 +211,13 @@ def openvla(folder: Path) -> Case:
         ("push the red cup", "pull"),
         CAUSAL,
     )
+
+
+def whisper(folder: Path) -> Case:
+    tiny_whisper.written(folder)
+    paths = tiny_whisper.sounds(folder)
+    prompts = tuple({"prompt": "", "audio": str(path)} for path in paths)
+    return Case("text", folder, {"max_new_tokens": 8}, prompts, CAUSAL)
 
 
 def var(folder: Path, **form: bool) -> Case:
@@ -202,6 +230,7 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
     "amused": amused,
     "causal_lm": causal_lm,
     "chameleon": chameleon,
+    "chameleon:text": lambda folder: image_text(folder, image_text_folders.chameleon),
     "chameleon:lumina": lambda folder: chameleon(folder, lumina=True),
     "csm": csm,
     "described": described,
@@ -214,10 +243,13 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
         ("dream", "maskgit", "fast_dllm"),
     ),
     "emu3": emu3,
+    "emu3:text": lambda folder: image_text(folder, image_text_folders.emu3),
     "emu3:clips": lambda folder: emu3(folder, "video"),
     "hmar": hmar,
     "hmar:pair": lambda folder: hmar(folder, pair=True),
+    "idefics3": lambda folder: image_text(folder, image_text_folders.idefics3),
     "janus": janus,
+    "janus:text": lambda folder: image_text(folder, image_text_folders.janus),
     "llada": lambda folder: masked_text(
         folder,
         masked_folders.LLADA,
@@ -236,11 +268,15 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
     ),
     "llamagen": llamagen,
     "llamagen:captions": lambda folder: llamagen(folder, captions=True),
+    "llava": lambda folder: image_text(folder, image_text_folders.llava),
+    "llava:next": lambda folder: image_text(folder, image_text_folders.llava_next),
     "mar": mar,
     "musicgen": musicgen,
+    "musicgen_melody": musicgen_melody,
     "openvla": openvla,
     "var": var,
     "var:shared": lambda folder: var(folder, shared=True, l2_norm=False),
+    "whisper": whisper,
 }
 
 
@@ -268,7 +304,11 @@ PASSED_OVER: dict[str, dict[str, str]] = {
     "hmar:pair": SCALE_TABLES
     | {r"^(class_emb|pos_|lvl_embed|word_embed)": "the second file holds copies"},
     "mar": {r"^loss\.": "of the training"},
-    "openvla": {r"^vision_backbone\.": "not loaded, as the family says"},
+    "openvla": {
+        rf"^vision_backbone\.\w+\.(norm|attn_pool|blocks\.{tiny_openvla.BLOCKS - 1})\.": (
+            "behind the features, which are those of the last block but one"
+        )
+    },
 }
 # how messages call keys that the files have under other names
 RENAMES: dict[str, Renames] = {
@@ -326,6 +366,14 @@ def _fewer_rows(case: Case) -> None:
     rewrite(case.path / "model.safetensors", change)
 
 
+def _small_melody(case: Case) -> None:
+    few = tiny_musicgen.CODES // 2
+    small = dict(vocab_size=few, pad_token_id=few, bos_token_id=few)
+    tiny_musicgen_melody.written(case.path, **small)
+    generation_config = case.path / "generation_config.json"
+    edit(generation_config, lambda said: said.update(decoder_start_token_id=few))
+
+
 def _small_music(case: Case) -> None:
     few = tiny_musicgen.CODES // 2
     musicgen(case.path, vocab_size=few, pad_token_id=few, bos_token_id=few)
@@ -336,6 +384,14 @@ def _small_music(case: Case) -> None:
 def _large_tokenizer(case: Case) -> None:
     tokenizer = tiny_tokenizer(80)
     tokenizer.mask_token = "w0"
+    save_quietly(tokenizer, case.path)
+
+
+def _more_tokens(case: Case) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(case.path)
+    tokenizer.add_tokens([f"<more {n}>" for n in range(9)])
     save_quietly(tokenizer, case.path)
 
 
@@ -353,10 +409,12 @@ def _without_name(word: str) -> Callable[[Case], None]:
     )
 
 
+SEEING = ("chameleon:text", "emu3:text", "idefics3", "janus:text", "llava", "llava:next")
 # a vocabulary that is smaller than the codebook (or the tokenizer) that it stands for
 SMALLER: dict[str, Callable[[Case], None]] = {
     "amused": _larger_vq,
     **dict.fromkeys(("causal_lm", "dream", "llada", "llada2"), _large_tokenizer),
+    **dict.fromkeys(SEEING, _more_tokens),
     **dict.fromkeys(("chameleon", "chameleon:lumina"), _without_name(name_of(CODES - 1))),
     "csm": lambda case: tiny_csm.written(case.path, vocab_size=tiny_csm.CODES // 2),
     "described": lambda case: edit(case.path / "gen.json", lambda said: said["codes"].pop()),
@@ -377,8 +435,10 @@ SMALLER: dict[str, Callable[[Case], None]] = {
         case.path / "t2i_XL_stage1.pt",
     ),
     "musicgen": _small_music,
+    "musicgen_melody": _small_melody,
     "openvla": lambda case: edit(
         case.path / "config.json", lambda said: said.update(n_action_bins=200)
     ),
+    "whisper": lambda case: tiny_whisper.written(case.path, vocab_size=tiny_whisper.SIZE // 2),
 }
 NO_VOCABULARY = {"mar": "its tokens are latents, which no codebook names"}

@@ -54,7 +54,11 @@ def families() -> list[dict[str, Any]]:
             "modalities": list(cls.modalities),
             "protocols": list(cls.protocols),
             "kind": cls.kind,
-            "options": options_of(cls),
+            "options": {
+                k: default
+                for modality in reversed(cls.modalities)
+                for k, default in options_of(cls.serving(modality)).items()
+            },
             "tested": cls.tested,
             "about": first_line(cls),
         }

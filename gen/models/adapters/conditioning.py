@@ -135,6 +135,25 @@ class Conditions:
         rows = self.of(numbers)
         return {key: torch.stack([r[key] for r in rows]) for key in rows[0]}
 
+    def placed(self, inputs: Tensor, ids: Tensor, span: int, name: str) -> Tensor:
+        """Return inputs with vectors of conditions at some positions.
+
+        Args:
+            inputs: network inputs [B, T, D].
+            ids: long [B, T]; id ``span`` n + j takes vector j of condition n, a negative one
+                keeps its input.
+            span: ids of one condition.
+            name: tensor of the conditions, [n, D].
+        """
+        stands, numbers = ids >= 0, ids // span
+        if not bool(stands.any()):
+            return inputs
+        inputs = inputs.clone()
+        for number in numbers[stands].unique():
+            chosen = stands & (numbers == number)
+            inputs[chosen] = self.of(number[None])[0][name].to(inputs)[ids[chosen] % span]
+        return inputs
+
     def _one(self, number: int) -> dict[str, Tensor]:
         if number not in self._kept:
             self._kept[number] = self._encode(self._conditions[number])

@@ -41,6 +41,10 @@ class LanguageModel(ModelAdapter):
         cache.whole = self._compiled is not None
         return cache
 
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+        """Return the arguments by which the module takes tokens [B, L] at positions [B, L]."""
+        return {"input_ids": tokens}
+
     def _logits(
         self,
         tokens: Tensor,
@@ -57,7 +61,7 @@ class LanguageModel(ModelAdapter):
         if self._lean is None:
             more = {"logits_to_keep": keep} if keep else {}
             return self.model(
-                input_ids=tokens,
+                **self._inputs(tokens, positions),
                 position_ids=positions,
                 attention_mask=mask,
                 past_key_values=cache,
@@ -189,7 +193,7 @@ class CausalLM(LanguageModel):
         hooks = [module.register_forward_hook(note(name)) for name, module in modules.items()]
         try:
             logits = self.model(
-                input_ids=tokens,
+                **self._inputs(tokens, positions),
                 position_ids=positions,
                 attention_mask=cache.at(positions, self.dtype),
                 past_key_values=cache,

@@ -83,22 +83,6 @@ def _has_weight_files(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
-def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
-    """Decide whether prompts go into the tokenizer's chat template: ``chat``, by default if it has
-    one. Raises ``GenError`` for ``chat=True`` without a template."""
-    if chat and not tokenizer.chat_template:
-        raise GenError(f"the tokenizer of {name} has no chat template; expected chat=False")
-    return bool(tokenizer.chat_template) if chat is None else chat
-
-
-def chat_token_ids(tokenizer: Any, chat: str | list[dict[str, str]]) -> list[int]:
-    """Return the token ids of a chat up to the start of the answer: its messages, or one message of
-    the user."""
-    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
-
-
 def tokenizer_of(
     path: str | Path, *, name: str | Path = "", trust_remote_code: bool = False, **more: Any
 ) -> Any:

@@ -25,7 +25,9 @@ from gen.models.load.locate import readable
 from gen.models.load.weights import LazyWeights, Weights, fill, without_storage
 
 IMAGES = "model.vqmodel."  # prefix of the image encoder's keys
-DROP = (r"^model\.vqmodel\.", r"rotary_emb\.inv_freq$")
+TABLES = r"rotary_emb\.inv_freq$"
+# the decoder, which the class of transformers lacks, and what its training left
+DECODER = r"^model\.vqmodel\.(decoder|loss)\."
 NORMS = re.compile(r"self_attn\.([qk])_norm\.(weight|bias)$")
 
 
@@ -108,24 +110,39 @@ def language_model(
     device: torch.device,
     dtype: torch.dtype,
     device_map: Any = None,
+    reads_images: bool = False,
 ) -> nn.Module:
-    """Build transformers' ``ChameleonForConditionalGeneration`` without its image encoder. Raises
-    ``GenError`` for weights that do not fit."""
+    """Build transformers' ``ChameleonForConditionalGeneration``.
+
+    Args:
+        weights: tensors of the checkpoint.
+        config: contents of its config.json.
+        name: the checkpoint, for messages.
+        device: device of the weights.
+        dtype: floating-point type of the weights.
+        device_map: placement by accelerate.
+        reads_images: with the image encoder.
+
+    Raises:
+        GenError: the weights do not fit.
+    """
+    vq_config = config.get("vq_config") if reads_images else None
     with readable("model", name):
-        text_config = ChameleonConfig.from_dict(
-            {**config, "vq_config": None, "vocabulary_map": config.get("vocabulary_map") or {}}
+        made = ChameleonConfig.from_dict(
+            {**config, "vq_config": vq_config, "vocabulary_map": config.get("vocabulary_map") or {}}
         )
 
     def make() -> nn.Module:
-        model = ChameleonForConditionalGeneration(text_config)
-        del model.model.vqmodel
+        model = ChameleonForConditionalGeneration(made)
+        if not reads_images:
+            del model.model.vqmodel
         return model
 
-    heads = {"q": text_config.num_attention_heads, "k": text_config.num_key_value_heads}
+    heads = {"q": made.num_attention_heads, "k": made.num_key_value_heads}
     return fill(
         without_storage(make),
         PerHead(weights, heads),
-        drop=DROP,
+        drop=(TABLES, DECODER) if reads_images else (TABLES, rf"^{re.escape(IMAGES)}"),
         device=device,
         dtype=dtype,
         device_map=device_map,

@@ -135,7 +135,7 @@ class FrameLM(ModelAdapter, ABC):
         requested = (positions + 1).clamp_min(0)
         steps, streams = requested // self.streams, requested % self.streams
         self._advance(steps.amax(1), cache, prefix_inputs)
-        logits = self.heads(_take(cache.states, steps), self._codes(steps, cache), steps, streams)
+        logits = self.heads(_take(cache.states, steps), self.codes_at(steps, cache), steps, streams)
         first = streams * self.size if self.offset else torch.zeros_like(streams)
         # tokens of other codebooks are illegal at a position, so their logits are unused
         out = logits.new_zeros(*requested.shape, self.vocab_size)
@@ -188,7 +188,7 @@ class FrameLM(ModelAdapter, ABC):
         steps = torch.minimum(
             cache.known[:, None] + torch.arange(width, device=last.device), last[:, None]
         )
-        inputs = self.embed(self._codes((steps - 1).clamp_min(0), cache))
+        inputs = self.embed(self.codes_at((steps - 1).clamp_min(0), cache))
         inputs = torch.where((steps == 0)[..., None], cache.first[:, None].to(inputs), inputs)
         slots = steps + cache.prefix[:, None] - 1
         if prefix_inputs is not None:
@@ -205,8 +205,11 @@ class FrameLM(ModelAdapter, ABC):
         cache.states.scatter_(1, steps[..., None].expand_as(states), states)
         cache.known = torch.maximum(cache.known, last + 1)
 
-    def _codes(self, steps: Tensor, cache: FrameCache) -> Tensor:
-        """Return the stored codes of steps [B, L]: [B, L, Q]."""
+    def codes_at(self, steps: Tensor, cache: FrameCache) -> Tensor:
+        """Return the codes of steps [B, L]: [B, L, Q], the stored ones.
+
+        A subclass whose first steps hold codes of the condition overrides it.
+        """
         columns = steps[..., None] * self.streams
         columns = columns + torch.arange(self.streams, device=steps.device)
         return cache.codes.gather(1, columns.flatten(1)).view(columns.shape)

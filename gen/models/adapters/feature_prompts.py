@@ -1,0 +1,59 @@
+"""Causal language models whose prompts hold vectors, such as those of an image encoder, at some
+positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gen.models.adapters.language_models import CausalLM
+
+VECTORS, POSITIONS = "vectors", "positions"  # names of the features
+
+
+class FeaturePromptLM(CausalLM):
+    """Causal language model that reads vectors in place of some token ids of a prompt.
+
+    Let V be the size of the vocabulary. Token id V + n stands for condition n of the batch. Its
+    features are ``vectors`` [m, D], inputs of the network, and ``positions`` long [m], those of the
+    prompt that the vectors take.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__(model)
+        self._vectors = torch.zeros(1, 1, dtype=self.dtype, device=self.device)
+        self._rows = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+
+    def condition_token(self, number: int) -> int:
+        return self.vocab_size + number
+
+    def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
+        other = super().conditioned(features)
+        width = 1 + max(int(f[POSITIONS].max()) for f in features)
+        rows, first = torch.zeros(len(features), width, dtype=torch.long), 0
+        for number, f in enumerate(features):
+            count = len(f[POSITIONS])
+            rows[number, f[POSITIONS].cpu()] = torch.arange(first, first + count)
+            first += count
+        other._rows = rows.to(self.device)
+        other._vectors = torch.cat([f[VECTORS] for f in features]).to(self.device, self.dtype)
+        return other
+
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+        if not self.features:
+            return super()._inputs(tokens, positions)
+        return {"inputs_embeds": self._embedded(tokens, positions)}
+
+    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] at positions [B, L], those of conditions by their vectors:
+        [B, L, D]. The host waits for nothing."""
+        number = ids - self.vocab_size
+        embedded = super()._embedded(ids.clamp_max(self.vocab_size - 1), positions)
+        if not self.features:
+            return embedded
+        slots = positions.clamp_max(self._rows.shape[1] - 1)
+        vectors = self._vectors[self._rows[number.clamp_min(0), slots]]
+        return torch.where((number >= 0)[..., None], vectors.to(embedded), embedded)
