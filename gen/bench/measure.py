@@ -13,6 +13,7 @@ from gen.bench.table import added
 from gen.bench.variants import Variant
 from gen.config.layers import read_yaml
 from gen.config.packaged import packaged
+from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.core.memory import free_memory, is_out_of_memory
 
@@ -137,7 +138,7 @@ def verdicts_of(
 ) -> tuple[list[Any] | None, str | None]:
     """Return the checker's verdicts on outputs and their items; or None, and the reason."""
     try:
-        return [modality.check(media, item.prompt) for media, item in pairs], None
+        return [modality.judge(m, x.given or Condition(text=x.prompt)) for m, x in pairs], None
     except GenError as why:
         return None, str(why)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gen.config.canonical import flat, one_text, plain
+from gen.config.condition_rows import row_condition
 from gen.config.data_sets import dataset_rows
 from gen.config.entries import Entry, Job
 from gen.config.foreign import check_column
@@ -29,6 +30,7 @@ from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
 from gen.config.run import RUN, make_run, refuse_commands, refuse_imports
 from gen.config.sampler_spec import every_parameter, refuse_functions
+from gen.contracts.condition import Condition
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
@@ -323,7 +325,9 @@ def _resolve_sampler(
     refuse_functions(values["sampler"], locations.get("sampler", location))
     try:
         defaults = Defaults.named(values["modality"], values["model"], values["model_options"])
-        node, sampling = defaults.complete(values["sampler"], values["sampling"])
+        node, sampling = defaults.complete(
+            values["sampler"], values["sampling"], _media_part(values)
+        )
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # with the location that set the key the message is about
@@ -333,6 +337,17 @@ def _resolve_sampler(
             f"{text} ({named[0] if named else locations.get('sampler', location)})"
         ) from error
     return every_parameter(node["name"], sampler), plain(full.to_dict())
+
+
+def _media_part(values: Mapping[str, Any]) -> str:
+    """Return the part of the first row's condition that decides which model serves a job."""
+    first = next(iter(values["prompts"] or ()), None)
+    if values["model"] is not None or not isinstance(first, Mapping):
+        return ""
+    parts = row_condition(first, Path())
+    if isinstance(parts.get("observation"), str):  # a file, which is read with its row
+        parts.pop("observation")
+    return registry.get("modality", values["modality"])().media_part(Condition(**parts))
 
 
 def _name(name: Any, where: str) -> str | None:

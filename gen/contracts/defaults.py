@@ -117,34 +117,40 @@ class Defaults:
         found = cls.of(own, said, family.protocols_of(files), family.kind)
         return replace(found, models={}, masked_params={})
 
-    def sampler(self) -> str:
+    def sampler(self, part: str = "") -> str:
         """Return the default sampler: the one of the model's protocol and kind.
+
+        Args:
+            part: part of the condition that decides which of the modality's models serves it.
 
         Raises:
             GenError: none is known for the protocol of the model.
         """
         kind = self.model_kind or "codes"
         served = [model_key(p, kind) for p in self.protocols] or list(self.models)
+        behind = f"-{part}" if part and not self.protocols else ""
         for key, name in self.samplers.items():
-            if key in served or not served:
+            if key + behind in served or not served:
                 return name
         raise GenError(
             f"no default sampler is known for the {' and '.join(served)} models of"
             f" modality {self.modality!r}; expected the name of a sampler"
         )
 
-    def kind(self, sampler: SamplerSpec) -> str:
+    def kind(self, sampler: SamplerSpec, part: str = "") -> str:
         """Return the kind of token that a sampler decodes here: ``codes`` or ``latents``.
 
-        Where no model was named, it is the first of the sampler's kinds with a model.
+        Where no model was named, it is the first of the sampler's kinds with a model. ``part``: as
+        of ``sampler``.
         """
         if self.model_kind is not None:
             return self.model_kind
         protocol, kinds = protocol_of(sampler), takes_kinds(sampler)
-        return next((k for k in kinds if model_key(protocol, k) in self.models), kinds[0])
+        keys = (k for k in kinds if model_key(protocol, k, part=part) in self.models)
+        return next(keys, kinds[0])
 
     def complete(
-        self, sampler: SamplerSpec | None, sampling: Mapping[str, Any]
+        self, sampler: SamplerSpec | None, sampling: Mapping[str, Any], part: str = ""
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Complete a request.
 
@@ -152,6 +158,7 @@ class Defaults:
             sampler: the sampler as the user wrote it; the default one for None and for parameters
                 without a name.
             sampling: sampling parameters that the user gave.
+            part: part of the condition that decides which of the modality's models serves it.
 
         Returns:
             ``{"name": ..., parameter: value}``, and the sampling parameters of the modality or
@@ -160,13 +167,15 @@ class Defaults:
         Raises:
             GenError: an unknown sampler or parameter, or no default sampler.
         """
-        spec = self.complete_sampler(sampler)
+        spec = self.complete_sampler(sampler, part)
         usual = dict(self.sampling)
-        if self.kind(spec) == "latents":
+        if self.kind(spec, part) == "latents":
             usual = {k: v for k, v in usual.items() if k in OF_LATENTS}
+        if not registry.get("protocol", protocol_of(spec)).guides:
+            usual.pop("guidance_scale", None)
         return spec, {**usual, **implied_sampling(spec), **sampling}
 
-    def complete_sampler(self, sampler: SamplerSpec | None) -> dict[str, Any]:
+    def complete_sampler(self, sampler: SamplerSpec | None, part: str = "") -> dict[str, Any]:
         """Return a sampler as ``{"name": ..., parameter: value}`` with the modality's parameters.
 
         Raises:
@@ -174,14 +183,14 @@ class Defaults:
         """
         spec = {} if sampler is None else spell(sampler)
         if spec.get("name") is None:
-            spec = {**spec, "name": self.sampler()}
+            spec = {**spec, "name": self.sampler(part)}
         if isinstance(sampler, Sampler):
             return spec
         cls = sampler_class(spec)
         if cls.wraps:
             preset = preset_of(spec)
             base = spec.get("base", preset.params.get("base") if preset else None)
-            return {**spec, "base": self.complete_sampler(base)}
+            return {**spec, "base": self.complete_sampler(base, part)}
         if not self.masked_params:
             return spec
         if cls.protocol != "masked":

@@ -14,6 +14,7 @@ from torch import Tensor
 from gen.contracts.condition import Condition, Prompt
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.oracle import Board
+from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 
@@ -61,7 +62,8 @@ class Modality(ABC):
         media_kind: ``image``, ``audio``, ``video`` or ``data``.
         extension: extension of media files.
         formats: extensions that ``save`` writes, if there are more than ``extension``.
-        models: zoo name of each model by ``model_key``.
+        models: zoo name of each model by ``model_key``. A key such as ``causal-images`` is that of
+            the model that serves conditions with images.
         frontends: zoo name of each frontend by kind, ``codes`` or ``latents``.
         default_sampling: sampling parameters of a user who gives none, as far as they apply to the
             kind.
@@ -117,6 +119,12 @@ class Modality(ABC):
         """
         condition.require(self.accepts, f"modality {self.name!r}", self.most)
         return self.condition(condition.text or "")
+
+    def media_part(self, condition: Condition) -> str:
+        """Return the part of a condition that decides which of the modality's models serves it: the
+        first one that ``models`` has a key for. "" stands for the models of texts."""
+        served = {key.rpartition("-")[2] for key in self.models}
+        return next((part for part in condition.parts if part in served), "")
 
     @abstractmethod
     def condition(self, prompt: str) -> Any:
@@ -236,6 +244,15 @@ class Modality(ABC):
     def check(self, media: Any, prompt: str) -> Verdict:
         """Judge whether an output shows what its prompt asks for, from the output alone."""
 
+    def judge(self, media: Any, condition: Condition) -> Verdict:
+        """Judge whether an output shows what a condition of any parts asks for; of a text, as
+        ``check`` does. Modalities that make media from media override it.
+
+        Raises:
+            GenError: the condition does not parse, or cannot be judged.
+        """
+        return self.check(media, condition.text or "")
+
     def grade(self, media: Any, prompt: str) -> float:
         """Return how much of its prompt an output shows, 0 to 1; 1 where ``check`` passes."""
         verdict = self.check(media, prompt)
@@ -292,6 +309,11 @@ class Modality(ABC):
             GenError: media of this modality cannot be edited, or not so.
         """
         raise GenError(f"modality {self.name!r} cannot be edited")
+
+    def own_edit(self, condition: Any) -> EditSpec | None:
+        """Return the edit that a condition itself asks for, such as that of an image and an
+        instruction; None where generation starts from nothing."""
+        return None
 
     # --- measuring
 

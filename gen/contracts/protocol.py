@@ -49,20 +49,20 @@ class ModelProtocol:
         raise NotImplementedError(f"protocol {cls.__name__} does not say which models serve it")
 
 
-def model_key(protocol: str, kind: str, draft: bool = False) -> str:
+def model_key(protocol: str, kind: str, draft: bool = False, part: str = "") -> str:
     """Return the key of ``Modality.models`` for a model.
 
     Args:
         protocol: name of the protocol.
         kind: ``codes`` or ``latents``.
         draft: whether it is a draft model.
+        part: part of the condition that the model reads beside a text; "" for a model of texts.
 
     Returns:
-        For instance ``causal``, ``masked``, ``causal-latents`` or ``causal-draft``.
+        For instance ``causal``, ``masked-images``, ``causal-latents`` or ``causal-draft``.
     """
-    return "-".join(
-        [protocol, *(["latents"] if kind == "latents" else []), *(["draft"] if draft else [])]
-    )
+    kinds = ["latents"] if kind == "latents" else []
+    return "-".join([protocol, *kinds, *([part] if part else []), *(["draft"] if draft else [])])
 
 
 def protocols_of(name: str | Path) -> tuple[str, ...]:

@@ -72,12 +72,13 @@ class Policy:
         """Return the typed condition of an observation. Raises ``GenError``."""
         if not isinstance(observation, Mapping):
             raise bad_type("the observation", observation, "a mapping of names to values")
-        return self.pipeline.modality.parse(Condition(observation=observation))
+        return self.pipeline.modality.parse(Condition.of({"observation": observation}))
 
     def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Return the actions from an observation on, in physical units: float32 [H, D]."""
         condition = self._validated(observation)
-        item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
+        given = Condition.of({"observation": observation})
+        item = ItemPlan(0, str(condition), self.seed + self._chunks, condition, given=given)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():
             raise GenError("the predicted actions hold NaN or inf; expected finite numbers")

@@ -159,7 +159,11 @@ class Decoder:
                 f"prompt and seed give {str(condition)!r}, but the output was made for"
                 f" {meta['condition']!r}; it cannot be reproduced"
             )
-        overlay = self._lay_over(meta["start"])
+        own = modality.own_edit(condition)
+        if own is None:
+            overlay = self._lay_over(meta["start"])
+        else:
+            overlay = modality.edit(own.source, own.mask, self.own, self.space)[1]
         if "frames" in meta["start"]:
             space = modality.lasting(meta["start"]["frames"], self.own, space)
         if meta["protocol"] == "masked" and modality.length_first:

@@ -81,7 +81,7 @@ class RunEvaluator:
 
     def _sample(self, media: Any, tokens: Tensor, item: int, known: Tensor | None) -> Sample:
         modality, plan = self.pipe.modality, self.request.items[item]
-        media = self.start.overlay(modality.complete(media, plan.condition))
+        media = self.start.overlay(item, modality.complete(media, plan.condition))
         decided = None if known is None else known.cpu()
         return Sample(media, tokens.cpu(), plan.prompt, plan.condition, modality, item, decided)
 

@@ -312,15 +312,20 @@ class ModalityModels:
         beside = Path(self.model or "").expanduser().resolve().parent / name
         return beside if self.model and beside.is_dir() else None
 
-    def model_name(self, sampler: SamplerSpec) -> str:
+    def model_name(self, sampler: SamplerSpec, part: str = "") -> str:
         """Return the name of the model that serves a sampler or preset.
+
+        Args:
+            sampler: the sampler.
+            part: part of the conditions that decides which of the modality's models serves them.
 
         Raises:
             GenError: the model is of another protocol or kind, or the modality has none.
         """
         protocol, kinds = protocol_of(sampler), takes_kinds(sampler)
         if self.model is None:
-            return self._default(model_key(protocol, self.defaults.kind(sampler)))
+            kind = self.defaults.kind(sampler, part)
+            return self._default(model_key(protocol, kind, part=part), part)
         protocols, kind = self.serves(self.model)
         if protocol not in protocols or kind not in kinds:
             raise GenError(
@@ -330,18 +335,19 @@ class ModalityModels:
             )
         return self.model
 
-    def draft_names(self, sampler: SamplerSpec) -> list[str]:
+    def draft_names(self, sampler: SamplerSpec, part: str = "") -> list[str]:
         """Return the names of a sampler's draft models: its own, or the modality's.
 
-        The modality's is taken from beside the model, if it lies there.
+        The modality's is taken from beside the model, if it lies there. ``part``: as of
+        ``model_name``.
         """
         resolved = resolve_sampler(sampler)[0]
         other, found = resolved.draft_protocol, []
         for name in resolved.draft_names:
             if name is None:
-                kind = self.defaults.kind(sampler)
-                key = model_key(other or resolved.protocol, kind, draft=not other)
-                usual = self._default(key)
+                kind = self.defaults.kind(sampler, part)
+                key = model_key(other or resolved.protocol, kind, not other, part)
+                usual = self._default(key, part)
                 found.append(str(self._beside(usual) or usual))
                 continue
             if other and other not in self.serves(name)[0]:
@@ -352,12 +358,14 @@ class ModalityModels:
             found.append(name)
         return found
 
-    def _default(self, key: str) -> str:
+    def _default(self, key: str, part: str = "") -> str:
         """Return the modality's model of a key."""
         if key not in self.modality.models:
+            has = [k for k in self.modality.models if not part or part in k.split("-")]
+            given = f" for conditions with {part}" if part else ""
             raise GenError(
                 f"modality {self.modality.name!r} has no {key} model; it has"
-                f" {', '.join(self.modality.models)}"
+                f" {', '.join(has)}{given}"
             )
         return self.modality.models[key]
 

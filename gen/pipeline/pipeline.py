@@ -164,15 +164,16 @@ class Pipeline(PromptedModels):
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
         explicit = read_sampling(options, CALL_KEYWORDS)
-        spec, sampling = self.defaults.complete(sampler, explicit)
+        items = self.plan(conditions, count, read_seed(seed))
+        part = self.part_of(items)
+        spec, sampling = self.defaults.complete(sampler, explicit, part)
         if explicit.get("guidance_scale") == 0:
             warnings.warn(
                 "guidance_scale is 0, so the prompt has no effect; 1 turns guidance off",
                 stacklevel=3,
             )
         resolved, params = resolve_sampler(spec, sampling)
-        self.model_name(spec)  # a wrong model fails before prompts are parsed
-        items = self.plan(conditions, count, read_seed(seed))
+        self.model_name(spec, part)
         if limits is not None:
             items = [replace(x, max_new_tokens=limits[n // count]) for n, x in enumerate(items)]
         return GenerationRequest(items, spec, resolved, params)
@@ -378,7 +379,8 @@ class Pipeline(PromptedModels):
         if request.start.source is not None:
             request = replace(request, items=[self._as_stated(i) for i in request.items])
         sampler, sampling, items = request.sampler, request.sampling, request.items
-        name = self.model_name(request.spec)
+        part = self.part_of(items)
+        name = self.model_name(request.spec, part)
         _, binding, frontend = self.bound(name)
         protocol: type[ModelProtocol] = registry.get("protocol", sampler.protocol)
         start = StartingPoint.of(
@@ -410,7 +412,7 @@ class Pipeline(PromptedModels):
             )
         drafts = tuple(
             self._draft_target(request, sampling, name, frontend, start.prefix, space, draft)
-            for draft in (self.draft_names(request.spec) if sampler.drafted else ())
+            for draft in (self.draft_names(request.spec, part) if sampler.drafted else ())
         )
         return PreparedRun(request, name, frontend, start, space, target, drafts, length_space)
 
@@ -493,8 +495,8 @@ class Pipeline(PromptedModels):
         if decoded is None:
             decoded = [self.decode(t, space, frontend) for t in out.tokens]
         media = [
-            prepared.start.overlay(self.modality.complete(media, item.condition))
-            for media, item in zip(decoded, request.items, strict=True)
+            prepared.start.overlay(row, self.modality.complete(media, item.condition))
+            for row, (media, item) in enumerate(zip(decoded, request.items, strict=True))
         ]
         return PipelineOutput(
             media=media,

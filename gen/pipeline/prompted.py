@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
-from gen.contracts.condition import PromptBatch
+from gen.contracts.condition import Condition, PromptBatch
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError
@@ -57,7 +57,7 @@ class PromptedModels(ModalityModels):
         Raises:
             GenError: the vocabularies of model and space differ.
         """
-        name = name or self.model_name(sampler)
+        name = name or self.model_name(sampler, self.part_of(items))
         binding = self.bound(name)[1]
         protocol = protocol or sampler.protocol
         kind: type[ModelProtocol] = registry.get("protocol", protocol)
@@ -123,6 +123,25 @@ class PromptedModels(ModalityModels):
                 f" at most {limit} together, the positions of model {name}"
             )
 
+    def part_of(self, items: Sequence[ItemPlan]) -> str:
+        """Return the part of the conditions that decides which of the modality's models serves
+        them.
+
+        Raises:
+            GenError: the items of the batch need different models.
+        """
+        if self.model is not None:
+            return ""
+        given = (Condition() if item.given is None else item.given for item in items)
+        parts = {self.modality.media_part(condition) for condition in given}
+        if len(parts) > 1:
+            named = " and ".join(part or "text alone" for part in sorted(parts))
+            raise GenError(
+                f"the conditions of one call are {named}, which different models of modality"
+                f" {self.modality.name!r} serve; expected one call, or one job, for each"
+            )
+        return parts.pop() if parts else ""
+
     def vocabulary(self, name: str) -> Vocabulary | None:
         """Return the bytes of every token of a model; None where its tokens are no text."""
         if name not in self._vocabularies:
@@ -168,7 +187,7 @@ class PromptedModels(ModalityModels):
 
         Shorter prompts of a batch are padded, so items of like lengths run together.
         """
-        prompt = self.bound(self.model_name(sampler))[1].prompt
+        prompt = self.bound(self.model_name(sampler, self.part_of(items)))[1].prompt
         return [len(prompt(i.condition)) for i in items]
 
     def draw_key(self, item: ItemPlan) -> int:

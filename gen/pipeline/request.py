@@ -75,11 +75,6 @@ def _from_row(first: int, on_chunk: OnChunk) -> OnChunk:
     return shifted
 
 
-def _unchanged(media: Any) -> Any:
-    """Lay nothing over a result."""
-    return media
-
-
 @dataclass(frozen=True)
 class StartingPoint:
     """Known tokens that generation starts from.
@@ -88,13 +83,17 @@ class StartingPoint:
         space: token space of the results.
         prefix: first tokens [k(, C)] of every result, if any.
         canvas: canvas [B, T(, C)] with masked positions to fill, if any.
-        overlay: lays a result over the original media.
+        overlays: lay the result of each row over its original media; empty without an edit.
     """
 
     space: TokenSpace
     prefix: Tensor | None = None
     canvas: Tensor | None = None
-    overlay: Callable[[Any], Any] = _unchanged
+    overlays: tuple[Callable[[Any], Any], ...] = ()
+
+    def overlay(self, row: int, media: Any) -> Any:
+        """Lay the result of a row over the media that it started from."""
+        return self.overlays[row](media) if self.overlays else media
 
     @classmethod
     def of(
@@ -120,17 +119,19 @@ class StartingPoint:
             GenError: the protocol or the modality cannot start there.
         """
         start, rows = request.start, len(request.items)
+        own = [modality.own_edit(item.condition) for item in request.items]
         space = modality.sized(space, [item.condition for item in request.items])
         limit = request.sampling.max_new_tokens
-        if limit is not None and (start.source is not None or start.frames is not None):
+        is_edit = start.source is not None or any(own)
+        if limit is not None and (is_edit or start.frames is not None):
             given = "source" if start.frames is None else "frames"
             raise GenError(
                 f"sampling.max_new_tokens is {limit} and {given} is given, which both set the"
                 " length; expected one of them"
             )
-        if start.source is not None:
+        if is_edit:
             space = shaped(space, request.sampling, frontend)
-            return cls._edit(request, protocol, modality, frontend, space)
+            return cls._edit(request, own, protocol, modality, frontend, space)
         if start.frames is not None:
             space = modality.lasting(start.frames, frontend, space)
         prefix = None
@@ -157,25 +158,40 @@ class StartingPoint:
     def _edit(
         cls,
         request: GenerationRequest,
+        own: Sequence[EditSpec | None],
         protocol: type[ModelProtocol],
         modality: Modality,
         frontend: TokenFrontend,
         space: TokenSpace,
     ) -> StartingPoint:
-        """Return the canvas of an edit: the source's tokens, masked where they are made anew."""
+        """Return the canvas of an edit: the source's tokens, masked where they are made anew.
+
+        The source is that of the call, or of each condition (``own``).
+        """
         start = request.start
         if not protocol.edits:
             raise GenError(
                 f"sampler {request.spec['name']!r} decodes left to right and cannot edit; use a"
                 " masked one such as 'maskgit' or 'halton'"
             )
+        if any(own):
+            if start != EditSpec():
+                raise GenError(
+                    "the conditions are edits of their own media, and the call gives media to start"
+                    " from too; expected one of them"
+                )
+            edits = [edit for edit in own if edit is not None]
+            made = [modality.edit(e.source, e.mask, frontend, space) for e in edits]
+            canvases, overlays = zip(*made, strict=True)
+            return cls(space, None, torch.stack(canvases), overlays)
         region, where = ("mask", start.mask) if start.span is None else ("span", start.span)
         if region != modality.edited_by:
             raise GenError(
                 f"modality {modality.name!r} is edited with a {modality.edited_by}; got a {region}"
             )
         canvas, overlay = modality.edit(start.source, where, frontend, space)
-        return cls(space, None, canvas.expand(len(request.items), *canvas.shape), overlay)
+        rows = len(request.items)
+        return cls(space, None, canvas.expand(rows, *canvas.shape), (overlay,) * rows)
 
 
 @dataclass(frozen=True)

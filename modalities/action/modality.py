@@ -23,8 +23,9 @@ from gen.media.video import write_mp4
 from gen.modalities.action import checker as tabletop_check
 from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
+from gen.modalities.action.camera import camera
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY, Task
-from gen.modalities.action.view import animate
+from gen.modalities.action.view import CAMERA, IMAGE_KEY, animate
 from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO
 from gen.tokenizers.action.base import ActionFrontend
@@ -109,11 +110,17 @@ class ActionModality(GridModality):
         )
 
     def parse(self, condition: Condition) -> Task | Situation:
-        """Return the condition that a text or an observation states."""
+        """Return the condition that a text or an observation states. The state of an observation
+        without one is read from its camera image."""
         if condition.observation is None:
             return super().parse(condition)
         condition.require(frozenset({"observation"}), "a policy")
-        state, task = tabletop_tasks.validate_observation(condition.observation)
+        observation = dict(condition.observation)
+        if STATE_KEY not in observation and IMAGE_KEY in observation:
+            task = tabletop_tasks.observed_task(observation)
+            image = condition.cameras((CAMERA, CAMERA))[IMAGE_KEY]
+            return Situation(task, camera().state(image, task.kind))
+        state, task = tabletop_tasks.validate_observation(observation)
         return Situation(task, state)
 
     def example_prompts(self, count: int, seed: int) -> list[str]:

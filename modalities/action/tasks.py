@@ -380,20 +380,8 @@ def validate_observation(obs: Mapping[str, Any]) -> tuple[np.ndarray, Task]:
             f"the observation is a {type(obs).__name__}; expected a dict with {STATE_KEY!r} and"
             f" {TASK_KEY!r}"
         )
-    for key in (STATE_KEY, TASK_KEY):
-        if key not in obs:
-            near = difflib.get_close_matches(key, [str(k) for k in obs], 1, 0.5)
-            hint = f" Did you mean {key!r} by {near[0]!r}?" if near else ""
-            raise GenError(
-                f"the observation has no {key!r}.{hint} It has:"
-                f" {', '.join(sorted(map(str, obs))) or 'nothing'}"
-            )
-    if not isinstance(obs[TASK_KEY], str):
-        raise bad_value(TASK_KEY, obs[TASK_KEY], "a text such as 'reach'", "the observation")
-    try:
-        task = parse(obs[TASK_KEY])
-    except ValueError as error:
-        raise GenError(str(error)) from None
+    _require_key(obs, STATE_KEY)
+    task = observed_task(obs)
     try:
         state = np.asarray(obs[STATE_KEY])
         numeric = (
@@ -415,6 +403,28 @@ def validate_observation(obs: Mapping[str, Any]) -> tuple[np.ndarray, Task]:
     state = state.astype(np.float32)
     require_state(state, task)
     return state, task
+
+
+def observed_task(obs: Mapping[str, Any]) -> Task:
+    """Return the task of an observation. Raises ``GenError`` where it has none, or no text."""
+    _require_key(obs, TASK_KEY)
+    if not isinstance(obs[TASK_KEY], str):
+        raise bad_value(TASK_KEY, obs[TASK_KEY], "a text such as 'reach'", "the observation")
+    try:
+        return parse(obs[TASK_KEY])
+    except ValueError as error:
+        raise GenError(str(error)) from None
+
+
+def _require_key(obs: Mapping[str, Any], key: str) -> None:
+    """Raise ``GenError`` for an observation without a key."""
+    if key not in obs:
+        near = difflib.get_close_matches(key, [str(k) for k in obs], 1, 0.5)
+        hint = f" Did you mean {key!r} by {near[0]!r}?" if near else ""
+        raise GenError(
+            f"the observation has no {key!r}.{hint} It has:"
+            f" {', '.join(sorted(map(str, obs))) or 'nothing'}"
+        )
 
 
 def require_state(state: np.ndarray, task: Task) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,19 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import require_same_frontend
 from gen.contracts.modality import Binding, Modality, Verdict
-from gen.core.errors import GenError
+from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError, cut
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.media.given import GivenMedia
 from gen.media.images import FORMATS, write_image
 from gen.modalities.image import captions as shapes
 from gen.modalities.image import checker as shapes_check
+from gen.modalities.image import instructions
+from gen.modalities.image.reading import shape_reader
 from gen.models.load.locate import ZOO, config_field, read_config
 from gen.tokenizers.image.kl import KL
 from gen.tokenizers.image.scale_vq import ScaleVQ, scale_space
@@ -41,6 +47,33 @@ def as_image(media: Any) -> Image.Image:
     return Image.fromarray(array)
 
 
+@dataclass(frozen=True)
+class Edit:
+    """Condition of a changed image.
+
+    Attributes:
+        instruction: what changes.
+        source: the image, pixels uint8 [64, 64, 3].
+        before: caption of the image, as the captioner reads it.
+    """
+
+    instruction: instructions.Instruction
+    source: GivenMedia
+    before: shapes.Caption
+
+    def __str__(self) -> str:
+        return f"{self.instruction}: {self.source}"
+
+    @property
+    def after(self) -> shapes.Caption:
+        """Caption of the changed image."""
+        return self.instruction.applied(self.before)
+
+    def pairs(self) -> list[int]:
+        """Return the prompt of the changed image."""
+        return self.after.pairs()
+
+
 @register("modality", "image")
 class ImageModality(Modality):
     """Captioned shapes (``gen.modalities.image.captions``). The condition is a ``Caption``; a
@@ -61,20 +94,43 @@ class ImageModality(Modality):
         "scales": "image-scales",
         "scales-draft": "image-scales-draft",
         "refined_scales": "image-scales-masked",
+        "masked-images": "image-masked",
+        "masked-latents-images": "image-mar",
+        "refined_scales-images": "image-scales-masked",
     }
     frontends = {"codes": "image-vq", "latents": "image-kl"}
     default_sampling = {"guidance_scale": 2.0, "top_k": 100}
+    accepts = frozenset({"text", "images"})
+    most = {"images": 1}
+
+    def parse(self, condition: Condition) -> shapes.Caption | Edit:
+        """Return the caption that a text states, or the edit that a text and an image state."""
+        condition.require(self.accepts, f"modality {self.name!r}", self.most)
+        if not condition.images:
+            return self.condition(condition.text or "")
+        source = condition.media("images", (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE))[0]
+        instruction = instructions.parse(condition.text or "")
+        edit = Edit(instruction, source, shape_reader().caption(source))
+        edit.after.pairs()  # an instruction that names no shape of the image fails here
+        return edit
 
     def condition(self, prompt: str) -> shapes.Caption:
+        if prompt.split()[:1] and prompt.split()[0].lower() in instructions.VERBS:
+            raise GenError(
+                f"{cut(prompt)!r} is an instruction to change an image, and there is none; expected"
+                " an image beside it, or a caption such as 'a red circle'"
+            )
         try:
             return shapes.parse(prompt)
         except ValueError as error:
             raise GenError(str(error)) from None
 
-    def ground(self, condition: shapes.Caption, seed: int) -> shapes.Caption:
+    def ground(self, condition: shapes.Caption | Edit, seed: int) -> shapes.Caption | Edit:
         """Draw the words that a caption omits. The models were trained on captions that state
         everything.
         """
+        if isinstance(condition, Edit):
+            return condition
         return shapes.complete(condition, np.random.default_rng(seed))
 
     def as_stated(self, condition: shapes.Caption) -> shapes.Caption:
@@ -174,6 +230,13 @@ class ImageModality(Modality):
             return tokens[:, None]
         return tokens.view(len(tokens), 1, *space.grid)
 
+    def own_edit(self, condition: shapes.Caption | Edit) -> EditSpec | None:
+        """Return the source of an edit, and the region of the shape before and after."""
+        if not isinstance(condition, Edit):
+            return None
+        region = instructions.region(condition.before, condition.after)
+        return EditSpec(Image.fromarray(condition.source.array), region)
+
     def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
         write_image(path, as_image(media), info)
 
@@ -190,6 +253,15 @@ class ImageModality(Modality):
                 False, False, f"the image is {media.size[0]}x{media.size[1]}, expected 64x64"
             )
         return shapes_check.check(np.asarray(media), self.condition(prompt))
+
+    def judge(self, media: Image.Image, condition: Condition) -> Verdict:
+        """Judge an image, or an edit: its instruction changes the caption that the checker reads
+        from the source."""
+        wanted = self.parse(condition)
+        if isinstance(wanted, Edit):
+            seen = tuple(region.item for region in shapes_check.detect(wanted.source.array))
+            wanted = wanted.instruction.applied(shapes.Caption(seen))
+        return self.check(media, str(wanted))
 
     def grade(self, media: Image.Image, prompt: str) -> float:
         """Return the share of the caption's shapes and attributes that an image shows."""

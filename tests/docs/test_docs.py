@@ -25,8 +25,10 @@ from gen.config.packaged import find_config
 from gen.config.yaml_text import dump_yaml, load_yaml
 from gen.core.registry import registry
 from gen.core.sampler import _composed
+from gen.recipes.action.camera import main as camera_recipe
 from gen.recipes.action.recipe import main as action_recipe
 from gen.recipes.common.draft_table import main as draft_table_recipe
+from gen.recipes.image.editing import main as image_editing_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
 from gen.recipes.image.scales import main as image_scales_recipe
@@ -71,10 +73,12 @@ RECIPES = {
     "gen.recipes.image": image_recipe,
     "gen.recipes.image.latents": image_latents_recipe,
     "gen.recipes.image.scales": image_scales_recipe,
+    "gen.recipes.image.editing": image_editing_recipe,
     "gen.recipes.speech": speech_recipe,
     "gen.recipes.video": video_recipe,
     "gen.recipes.motion": motion_recipe,
     "gen.recipes.action": action_recipe,
+    "gen.recipes.action.camera": camera_recipe,
     "gen.recipes.text": text_recipe,
     "gen.recipes.text.filter": text_filter_recipe,
     "gen.recipes.speed": speed_recipe,

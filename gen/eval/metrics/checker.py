@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gen.contracts.condition import Condition
 from gen.contracts.modality import Verdict
 from gen.core.registry import register, registry
 from gen.eval.metric import Item, Metric, Scores, State
@@ -33,7 +34,8 @@ class Checker(Metric):
         name = item.row["modality"]
         if name not in model:
             model[name] = registry.get("modality", name)()
-        return model[name].check(model[name].load(item.path), item.row["prompt"])
+        parts = {"text": item.row["prompt"], **item.row.get("condition", {})}
+        return model[name].judge(model[name].load(item.path), Condition.of(parts))
 
     def measure(self, samples: Iterator[tuple[Item, Verdict]], model: Any) -> State:
         verdicts = {
