@@ -27,7 +27,16 @@ from transformers.audio_utils import mel_filter_bank
 
 from gen.contracts.modality import Verdict
 from gen.modalities.speech import synth as spoken
-from gen.modalities.speech.synth import FRAME, PULSES, RATE, SAMPLES, STRETCH, Utterance
+from gen.modalities.speech.synth import (
+    ENGLISH,
+    FRAME,
+    PULSES,
+    RATE,
+    SAMPLES,
+    STRETCH,
+    Lexicon,
+    Utterance,
+)
 
 MAX_DISTANCE = (
     1.0  # mean distance between the frames of a word and its template; a farther one is no word
@@ -147,22 +156,23 @@ def _edits(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-def hear(wave: object) -> Transcript:
+def hear(wave: object, lexicon: Lexicon = ENGLISH) -> Transcript:
     """Transcribe a clip.
 
     Args:
         wave: float [n] in [-1, 1] at 16 kHz, n at most 38400.
+        lexicon: language of the words.
 
     Raises:
         ValueError: the array has another shape or type.
     """
     x = _clip(wave)
-    words = _search(_features(x)) if np.abs(x).max() > 1e-5 else []
+    words = _search(_features(x), lexicon) if np.abs(x).max() > 1e-5 else []
     if not words:
         return Transcript((), None, None, float("inf"), 0.0, 0.0)
     f0 = _pitch(x, [(a, b) for _, a, b, _ in words])
     frames = sum(b - a for _, a, b, _ in words)
-    pace = frames * HOP / RATE / sum(spoken.length(w) for w, *_ in words)
+    pace = frames * HOP / RATE / sum(spoken.length(w, lexicon) for w, *_ in words)
     voice = list(PULSES)[int(np.searchsorted(PITCH_BORDERS, f0))] if f0 else None
     speed = sorted(STRETCH, key=STRETCH.get)[int(np.searchsorted(PACE_BORDERS, pace))]
     return Transcript(
@@ -216,17 +226,16 @@ def _features(x: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _templates() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+def _templates(lexicon: Lexicon) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Word of every template, its features [S, N, D] padded at the front, and its number of frames
     [N].
     """
     rng, names, pieces = np.random.default_rng(0), [], []
-    for word in spoken.WORDS:
+    for word in lexicon.words:
         for n, scale, stretch in spoken.VOICES_EXTRA:
-            frames = round(spoken.length(word) * stretch * RATE / HOP)
-            x = spoken.synthesise(
-                (word,), [n], scale, frames * HOP / RATE / spoken.length(word), [0.1], rng
-            )
+            frames = round(spoken.length(word, lexicon) * stretch * RATE / HOP)
+            exact = frames * HOP / RATE / spoken.length(word, lexicon)
+            x = spoken.synthesise((word,), [n], scale, exact, [0.1], rng, lexicon)
             names.append(word)
             pieces.append(_features(x)[10 : 10 + frames + 1])
     longest = max(map(len, pieces))
@@ -249,14 +258,14 @@ def _distances(features: np.ndarray, table: np.ndarray, first: np.ndarray) -> np
     return np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
 
 
-def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
+def _search(features: np.ndarray, lexicon: Lexicon) -> list[tuple[str, int, int, float]]:
     """Cheapest sequence of words: (word, first frame, frame after the last, cost of its frames), in
     order.
 
     Every template is a chain of states, one per frame. A path enters its first state from silence
     and leaves its last into silence. In between it stays, advances by one, or by two.
     """
-    names, table, lengths = _templates()
+    names, table, lengths = _templates(lexicon)
     states, count, _ = table.shape
     first, columns = states - lengths, np.arange(count)
     distance = _distances(features, table, first)

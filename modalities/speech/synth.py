@@ -20,6 +20,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -258,16 +259,32 @@ ATTACK = 0.016  # seconds from one phoneme's levels to the next
 QUICK = 0.006  # the same where a stop opens
 
 
+@dataclass(frozen=True)
+class Lexicon:
+    """Words of a language with their phonemes and milliseconds at normal speed, as in
+    ``SPELLING``."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words in their order."""
+        return tuple(word for word, _ in self.entries)
+
+
+ENGLISH = Lexicon(tuple(SPELLING.items()))
+
+
 @functools.cache
-def spelling(word: str) -> tuple[tuple[str, ...], np.ndarray]:
+def spelling(word: str, lexicon: Lexicon = ENGLISH) -> tuple[tuple[str, ...], np.ndarray]:
     """Phonemes of a word and their durations in seconds at normal speed."""
-    parts = SPELLING[word].split()
+    parts = dict(lexicon.entries)[word].split()
     return tuple(parts[::2]), np.array(parts[1::2], float) / 1000
 
 
-def length(word: str) -> float:
+def length(word: str, lexicon: Lexicon = ENGLISH) -> float:
     """Seconds that a word takes at normal speed."""
-    return float(spelling(word)[1].sum())
+    return float(spelling(word, lexicon)[1].sum())
 
 
 # --- The synthesiser
@@ -301,6 +318,7 @@ def synthesise(
     stretch: float,
     gaps: Sequence[float],
     rng: np.random.Generator,
+    lexicon: Lexicon = ENGLISH,
 ) -> np.ndarray:
     """Speak each word after its gap.
 
@@ -311,6 +329,7 @@ def synthesise(
         stretch: factor on every duration.
         gaps: seconds of silence before each word.
         rng: generator of the noise.
+        lexicon: language of the words.
 
     Returns:
         float32 [38400].
@@ -318,33 +337,58 @@ def synthesise(
     Raises:
         ValueError: the words do not fit into a clip.
     """
-    lengths = np.array([length(w) for w in words]) * stretch
+    lengths = np.array([length(w, lexicon) for w in words]) * stretch
     starts = np.cumsum(gaps) + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
     if (starts[-1] + lengths[-1]) * RATE + _N > SAMPLES:
         raise ValueError(
             f"{' '.join(words)!r} takes {starts[-1] + lengths[-1]:.2f} s; a clip has"
             f" {(SAMPLES - _N) / RATE:.2f} s"
         )
-    out = np.zeros(SAMPLES + 2 * _N)
-    for word, start, n in zip(words, starts, pulses, strict=True):
-        _say(word, start, n, scale, stretch, rng, out)
+    spoken = []
+    for word, gap, n in zip(words, gaps, pulses, strict=True):
+        names, durations = spelling(word, lexicon)
+        spoken.append(SpokenWord(names, durations * stretch, gap, n, scale))
+    return speak_phones(spoken, rng)
+
+
+class SpokenWord(NamedTuple):
+    """Phonemes of a word and how they are spoken.
+
+    Attributes:
+        names: phonemes.
+        seconds: their durations, float [n].
+        gap: seconds of silence before them.
+        pulses: glottal pulses per frame.
+        scale: factor on every formant.
+    """
+
+    names: tuple[str, ...]
+    seconds: np.ndarray
+    gap: float
+    pulses: float
+    scale: float
+
+
+def speak_phones(words: Sequence[SpokenWord], rng: np.random.Generator) -> np.ndarray:
+    """Speak phonemes: float32 [38400], cut off where a clip ends; silence for no words.
+
+    Args:
+        words: words in their order.
+        rng: generator of the noise.
+    """
+    ends = np.cumsum([word.gap + float(word.seconds.sum()) for word in words] or [0.0])
+    out = np.zeros(max(SAMPLES, int(np.ceil(ends[-1] * RATE))) + 2 * _N)
+    for word, end in zip(words, ends, strict=False):
+        _say(word, float(end) - float(word.seconds.sum()), rng, out)
     out = out[:SAMPLES]
-    return (out * (PEAK / np.abs(out).max())).astype(np.float32)
+    return (out * (PEAK / max(np.abs(out).max(), 1e-9))).astype(np.float32)
 
 
-def _say(
-    word: str,
-    start: float,
-    n: float,
-    scale: float,
-    stretch: float,
-    rng: np.random.Generator,
-    out: np.ndarray,
-) -> None:
+def _say(word: SpokenWord, start: float, rng: np.random.Generator, out: np.ndarray) -> None:
     """Add one word that begins at ``start`` seconds to ``out``."""
-    names, durations = spelling(word)
+    names, n, scale = word.names, word.pulses, word.scale
     phones = [PHONES[p] for p in names]
-    edges = start + np.concatenate([[0.0], np.cumsum(durations * stretch)])
+    edges = start + np.concatenate([[0.0], np.cumsum(word.seconds)])
     end = edges[-1]
 
     # in samples

@@ -56,6 +56,8 @@ class DagPlan:
         chain_steps: first steps, with fixed transitions (``chain_links``). Learned from the start,
             transitions settle on one path before the words of vertices differ.
         cooldown: (first, end) of an early linear cooldown of the graph model.
+        causal_steps: steps of the causal net. Up to step 1500 it stays near 0.65 right outputs, and
+            at 4000 it has converged.
         width, heads: of all nets.
         layers: of encoder and decoder.
         held_out: sources to measure with.
@@ -66,7 +68,7 @@ class DagPlan:
     chain_steps: int = 300
     cooldown: tuple[int, int] | None = None
     positionwise_steps: int = 1000
-    causal_steps: int = 1500
+    causal_steps: int = 6000
     batch: int = 32
     lr: float = 1.5e-3
     width: int = 96

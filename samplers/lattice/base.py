@@ -19,7 +19,7 @@ from gen.core.rng import RNG
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
-from gen.models.targets.lattice import GraphOutput, LatticeTarget
+from gen.models.targets.lattice import GraphOutput, LatticeTarget, Written
 from gen.samplers.engine.failed import first_failed, refuse_failed
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.lattice.paths import Links
@@ -95,7 +95,7 @@ class LatticeSampler(Sampler):
         return transitions
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        began, eos = time.perf_counter(), target.space.eos_token_id
+        began, eos = time.perf_counter(), target.vertex_space.eos_token_id
         if self.collapse and eos is None:
             raise GenError(
                 "sampler.collapse shortens outputs, and the token space has one length; expected"
@@ -108,26 +108,23 @@ class LatticeSampler(Sampler):
         tokens, counts = self.decode(GraphRun(output, links, target, rng))
         if self.collapse:
             tokens, counts = collapsed(tokens, counts)
-        whole = target.blank() + (0 if eos is None else eos)
-        written = torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]
-        whole[:, : tokens.shape[1]][written] = tokens[written]
+        written = target.write(tokens, counts, graph)
+        whole = written.tokens
         if callback is not None:
             total = whole.numel()
             info = {"step": 1, "done": total, "total": total}
             callback({**info, "tokens": whole.clone(), "known": torch.ones_like(whole).bool()})
-        return _finished(output, whole, counts, trace, time.perf_counter() - began)
+        return _finished(output, written, trace, time.perf_counter() - began)
 
 
-def _finished(
-    output: GraphOutput, tokens: Tensor, counts: Tensor, trace: bool, seconds: float
-) -> SampleOutput:
-    """Count the forward pass that made tokens, long [B, T]."""
+def _finished(output: GraphOutput, written: Written, trace: bool, seconds: float) -> SampleOutput:
+    """Count the forward pass that made tokens."""
+    tokens, made, more = written
     rows, steps = tokens.shape
     recorder = StatsRecorder(rows, trace)
     items = torch.arange(rows).numpy()
-    # the eos token that ends a row counts as one of its tokens
-    made = (counts + 1).clamp(max=steps)
-    recorder.add(items, output.num_computed_tokens.cpu(), output.num_computed_positions, made.cpu())
+    computed, positions = output.num_computed_tokens + more, output.num_computed_positions
+    recorder.add(items, computed.cpu(), positions + int(more.max()), made.cpu())
     every = range(steps)
     for row in range(rows if trace else 0):
         recorder.add_trace(row, every, (), dict(zip(every, tokens[row].tolist(), strict=True)))

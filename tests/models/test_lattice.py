@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gen.core.graphs import Graph
 from gen.models.nets import lattice
 from gen.models.nets.dag import DagConfig, DagModel
 
@@ -17,7 +18,7 @@ L, M, V = 7, 4, 5
 
 def random_graph(
     rows: int = 3, size: int = L, seed: int = 0, lengths: Tensor | None = None
-) -> lattice.Graph:
+) -> Graph:
     """Graphs of random transitions and emissions."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.full((rows,), size) if lengths is None else lengths
@@ -26,7 +27,7 @@ def random_graph(
     scores = 2 * torch.randn(rows, size, size, generator=generator, dtype=torch.float64)
     links = scores.masked_fill(~allowed, -1e9).log_softmax(-1).masked_fill(~allowed, -torch.inf)
     emissions = 2 * torch.randn(rows, size, V, generator=generator, dtype=torch.float64)
-    return lattice.Graph(links, emissions.log_softmax(-1), emissions, lengths)
+    return Graph(links, emissions.log_softmax(-1), emissions, lengths)
 
 
 def random_targets(rows: int = 3, depth: int = M, seed: int = 1) -> Tensor:
@@ -77,7 +78,7 @@ def test_all_outputs_of_all_lengths_have_probability_one():
     assert abs(total - 1) < EXACT
 
 
-def posterior_of(graph: lattice.Graph, m: Tensor, row: int) -> Tensor:
+def posterior_of(graph: Graph, m: Tensor, row: int) -> Tensor:
     """Posterior [M, L] of a row by enumeration."""
     each = path_scores(graph.transitions[row], m[row], L, M)
     mass = torch.stack(list(each.values())).softmax(0)

@@ -11,9 +11,9 @@ import torch
 from tabular import _C, _logits, _Model, _scramble
 from torch import Tensor
 
+from gen.core.graphs import Graph
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.nets.lattice import Graph
 from gen.models.targets.lattice import LatticeTarget
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from gen.models.nets.lattice import Graph
-from gen.models.nets.residual_scales import ResidualScales
+from gen.core.graphs import Graph
+from gen.core.token_space import TokenSpace
+
+if TYPE_CHECKING:  # networks take long to import
+    from gen.models.nets.residual_scales import ResidualScales
 
 
 class ModelCache:
@@ -308,6 +311,29 @@ class LatticeModel(Protocol):
         Args:
             source: long [B, S], padded on the right.
             lengths: long [B].
+        """
+        ...
+
+
+@runtime_checkable
+class SpokenLatticeModel(Protocol):
+    """A ``LatticeModel`` whose words are spoken after the graph is decoded.
+
+    Attributes:
+        words: token space of the words of an output; its last token is never emitted.
+        slots: slots of sound per word.
+    """
+
+    words: TokenSpace
+    slots: int
+
+    def speak(self, graph: Graph, words: Tensor, counts: Tensor) -> Tensor:
+        """Return the tokens of spoken words, long [B, T].
+
+        Args:
+            graph: graphs of the rows.
+            words: words without bos and eos, long [B, N].
+            counts: words of every row, long [B].
         """
         ...
 

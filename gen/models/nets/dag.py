@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from gen.models.nets.lattice import Graph
+from gen.core.graphs import Graph
 
 
 class DagConfig(PretrainedConfig):
@@ -241,11 +241,21 @@ class DagModel(PreTrainedModel):
             lengths: long [B].
             revealed: inputs of the decoder in place of ``blank``, long [B, L] (``glance``).
         """
+        ids = self.blank(self.sizes(lengths)) if revealed is None else revealed
+        return self.graph(self.encode(source, lengths), lengths, ids)
+
+    def graph(self, encoded: tuple[Tensor, Tensor], lengths: Tensor, ids: Tensor) -> Graph:
+        """Compute the graphs of encoded sources.
+
+        Args:
+            encoded: outcome of ``encode``.
+            lengths: words of the sources, long [B].
+            ids: inputs of the decoder, long [B, L].
+        """
         sizes = self.sizes(lengths)
-        ids = self.blank(sizes) if revealed is None else revealed
         column = torch.arange(ids.shape[1], device=ids.device)
         mask = (column < sizes[:, None])[:, None, None]
-        states = self.decode(ids, mask, self.encode(source, lengths))
+        states = self.decode(ids, mask, encoded)
         return Graph(self.link(states, sizes), self.emit(states), states, sizes)
 
 

@@ -15,26 +15,8 @@ makes it over-sharp. All take float32 or float64, and -inf for what cannot be.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-
-class Graph(NamedTuple):
-    """Graphs of B rows.
-
-    Attributes:
-        transitions: log E, [B, L, L], -inf unless i < j < length of the row.
-        emissions: log P, [B, L, V].
-        states: states of the vertices, [B, L, D].
-        lengths: vertices of every row, long [B]; the last one ends all paths.
-    """
-
-    transitions: Tensor
-    emissions: Tensor
-    states: Tensor
-    lengths: Tensor
 
 
 def log_sum(x: Tensor, dim: int) -> Tensor:

@@ -7,16 +7,16 @@ from typing import Any
 
 from gen.contracts.protocol import ModelProtocol
 from gen.core.registry import register
-from gen.models.adapters.lattice import DagLM
-from gen.models.targets.lattice import LatticeTarget
+from gen.models.adapters.lattice import graph_adapter
+from gen.models.targets.lattice import graph_target
 
 
 @register("protocol", "lattice")
 class Lattice(ModelProtocol):
     """Transitions and emissions of the vertices of a graph, given a source."""
 
-    targets = {"codes": LatticeTarget}
-    adapters = {"codes": DagLM}
+    targets = {"codes": graph_target}
+    adapters = {"codes": graph_adapter}
     replaces_rows = guides = False
     closed_form = "Lattice"
 

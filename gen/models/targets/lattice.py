@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.graphs import Graph
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.protocols import LatticeModel
-from gen.models.nets.lattice import Graph
+from gen.models.adapters.protocols import LatticeModel, SpokenLatticeModel
 from gen.models.targets.base import Target
 
 
@@ -55,10 +56,25 @@ class GraphOutput:
         return self.target.emitted(emissions, self.target.words[: vertices.shape[1]])
 
 
+class Written(NamedTuple):
+    """Tokens of B items, made of what the vertices of their paths emit.
+
+    Attributes:
+        tokens: long [B, T].
+        made: how many of them were decided, long [B].
+        num_computed_tokens: positions that were computed for it, beside the graph, long [B].
+    """
+
+    tokens: Tensor
+    made: Tensor
+    num_computed_tokens: Tensor
+
+
 class LatticeTarget(Target):
     """Target of one forward pass. All rows are in it, so that none can take another item.
 
     Attributes:
+        vertex_space: space of what vertices emit; that of the tokens.
         words: tokens that vertices may emit at each position, bool [T, V].
         is_uniform: True where these are the same at all positions.
 
@@ -70,10 +86,15 @@ class LatticeTarget(Target):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.words = self.legal.clone()
-        if self.space.eos_token_id is not None:
-            self.words[:, self.space.eos_token_id] = False
+        self.vertex_space, emitted = self._vertices()
+        self.words = emitted.clone()
+        if self.vertex_space.eos_token_id is not None:
+            self.words[:, self.vertex_space.eos_token_id] = False
         self.is_uniform = bool((self.words == self.words[:1]).all())
+
+    def _vertices(self) -> tuple[TokenSpace, Tensor]:
+        """Return the space of what vertices emit, and what it allows, bool [T, V]."""
+        return self.space, self.legal
 
     def _require_controls(self, space: TokenSpace, sampling: SamplingParams) -> None:
         if sampling.guided:
@@ -119,13 +140,14 @@ class LatticeTarget(Target):
         Raises:
             GenError: the canvas holds other tokens.
         """
-        steps, eos = self.length, self.space.eos_token_id
+        steps, eos = len(self.words), self.vertex_space.eos_token_id
+        emitted = self._vertices()[1]
         some = self.words.any(1).long().cumprod(0).bool()
         fits = torch.cat([some.new_ones(1), some])
         ends = torch.zeros(steps + 1, dtype=torch.bool, device=self.device)
         ends[steps] = True
         if eos is not None:
-            ends[:steps] = self.legal[:, eos].flip(0).long().cumprod(0).flip(0).bool()
+            ends[:steps] = emitted[:, eos].flip(0).long().cumprod(0).flip(0).bool()
         allowed = (fits & ends).expand(self.items, -1)
         if canvas is None:
             return allowed
@@ -138,3 +160,63 @@ class LatticeTarget(Target):
             )
         most = masked.long().cumprod(1).sum(1, keepdim=True)
         return allowed & (torch.arange(steps + 1, device=self.device) <= most)
+
+    def write(self, words: Tensor, counts: Tensor, graph: Graph) -> Written:
+        """Make the tokens of all items: the words, then the eos token.
+
+        Args:
+            words: what the vertices of the paths emit, long [B, N].
+            counts: how many each row has, long [B].
+            graph: graphs of the rows.
+        """
+        eos = self.space.eos_token_id
+        tokens = self.blank() + (0 if eos is None else eos)
+        written = torch.arange(words.shape[1], device=words.device) < counts[:, None]
+        tokens[:, : words.shape[1]][written] = words[written]
+        # the eos token that ends a row counts as one of its tokens
+        return Written(tokens, (counts + 1).clamp(max=tokens.shape[1]), torch.zeros_like(counts))
+
+
+class SpokenLatticeTarget(LatticeTarget):
+    """Target of a translator of speech: vertices emit words, and tokens say how they sound.
+
+    The sampling parameters are about words. A second network computes the sound of all words at
+    once from the states of their vertices.
+
+    Raises:
+        GenError: sampling parameters about single tokens, which are no words.
+    """
+
+    model: SpokenLatticeModel
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.bias is not None:
+            raise GenError(
+                "the sampling parameters name tokens, and vertices emit words that are spoken;"
+                " expected no biased or banned tokens"
+            )
+
+    def _vertices(self) -> tuple[TokenSpace, Tensor]:
+        return self.model.words, self.model.words.legal.to(self.device)
+
+    def counts(self, canvas: Tensor | None = None) -> Tensor:
+        if canvas is not None:
+            raise GenError(
+                "the canvas has positions of speech, and a graph of words has none to put tokens"
+                " at; expected no canvas"
+            )
+        return super().counts()
+
+    def write(self, words: Tensor, counts: Tensor, graph: Graph) -> Written:
+        """Make the tokens of all items: the sound of the words (``SpokenLatticeModel.speak``)."""
+        tokens = self.model.speak(graph, words, counts)
+        made = torch.full_like(counts, tokens.shape[1])
+        # the predictor has a position per word and one per slot
+        return Written(tokens, made, counts * (1 + self.model.slots))
+
+
+def graph_target(model: LatticeModel, *args, **kwargs) -> LatticeTarget:
+    """Make the target of a model of graphs; arguments as of ``Target``."""
+    kind = SpokenLatticeTarget if isinstance(model, SpokenLatticeModel) else LatticeTarget
+    return kind(model, *args, **kwargs)
