@@ -1,13 +1,25 @@
-"""Media of conditions as token ids of prompts."""
+"""Media of conditions: as token ids of prompts, and to be described."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gen.media.given import GivenMedia
 
 KEPT = 256  # media whose tokens are kept
+
+
+@dataclass(frozen=True)
+class Description:
+    """Condition of a description: the part of the condition that is described, and its medium."""
+
+    part: str
+    medium: GivenMedia
+
+    def __str__(self) -> str:
+        return f"describe {self.medium}"
 
 
 class MediaTokens:

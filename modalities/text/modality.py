@@ -18,14 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend, require_same_frontend
 from gen.contracts.modality import Binding, Verdict
+from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.grid_base import GridModality
+from gen.modalities.media_tokens import Description
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text import translation
+from gen.modalities.text.description import check_description, description_of, prompt_of
 from gen.modalities.text.parallel import oracle_boards
 from gen.models.load.locate import ZOO, config_field
 from gen.tokenizers.text.words import TextWords
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 POSITIONS = 16  # words of a prompt, and of an answer with its eos token
 NOTHING = 0  # word of an empty slot
 GRAPH_WORDS = "text-dag-words"  # zoo folder of the words of translations
+Asked = text_tasks.Task | translation.Translation | Description
 
 
 @register("modality", "text")
@@ -54,6 +59,9 @@ class TextModality(GridModality):
         "blocks": "text-masked",
         "causal-draft": "text-draft",
         "lattice": "text-dag",
+        "causal-images": "image-captions",
+        "causal-video": "audio-captions",
+        "causal-audio": "audio-captions",
     }
     frontends = {"codes": "text-words"}
     default_sampling = {"temperature": 1.0}
@@ -67,8 +75,21 @@ class TextModality(GridModality):
     layout_name = "raster"
     edited_by = "span"
     length_first = False
+    accepts = frozenset({"text", *KINDS})
+    most = dict.fromkeys(KINDS, 1)
+
+    def parse(self, condition: Condition) -> Asked:
+        """Return the task of a text, or the description of a medium that is asked for."""
+        condition.require(self.accepts, f"modality {self.name!r}", self.most)
+        if any(part in KINDS for part in condition.parts):
+            return description_of(condition)
+        return self.condition(condition.text or "")
 
     def condition(self, prompt: str) -> text_tasks.Task | translation.Translation:
+        if prompt.strip().lower() == "describe":
+            raise GenError(
+                "'describe' came without a medium; expected an image, a video or a sound"
+            )
         try:
             if translation.is_translation(prompt):
                 return translation.parse(prompt)
@@ -91,7 +112,12 @@ class TextModality(GridModality):
         """Boards of ``gen bench --oracle`` (``gen.modalities.text.parallel``)."""
         return oracle_boards(prompts, repeats, seed)
 
-    def prompt_words(self, condition: text_tasks.Task | translation.Translation) -> list[int]:
+    def prompt_words(self, condition: Asked) -> list[int]:
+        if isinstance(condition, Description):
+            raise GenError(
+                f"the condition is {condition.part} to describe, and the model answers tasks;"
+                " expected a captioner such as 'image-captions'"
+            )
         if isinstance(condition, translation.Translation):
             raise GenError(
                 f"the prompt is {str(condition)!r}, and the model answers tasks; expected a task"
@@ -110,6 +136,8 @@ class TextModality(GridModality):
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         if config_field(config, "vertices_per_word") is not None:
             return self._bind_graph(config, frontend, model_name)
+        if config_field(config, "reads") is not None:
+            return self._bind_captioner(config, frontend, model_name)
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
         legal[0, frontend.eos_token_id] = False  # an answer has at least one word
@@ -167,7 +195,7 @@ class TextModality(GridModality):
             eos_token_id=config.eos_id,
         )
 
-        def prompt(condition: text_tasks.Task | translation.Translation) -> list[int]:
+        def prompt(condition: Asked) -> list[int]:
             if isinstance(condition, translation.Translation):
                 return condition.ids()
             raise GenError(
@@ -177,8 +205,31 @@ class TextModality(GridModality):
 
         return Binding(space, prompt, [translation.BOS, translation.EOS])
 
+    def _bind_captioner(self, config: Any, frontend: TextWords, model_name: str) -> Binding:
+        """Bind a model that describes media. Raises ``GenError`` for one of other words."""
+        size = frontend.eos_token_id + 1
+        if config.codebook_size != size or tuple(config.grid) != (frontend.positions,):
+            raise GenError(
+                f"model {model_name} has codebook_size {config.codebook_size} and grid"
+                f" {tuple(config.grid)}; expected {size} and {(frontend.positions,)}, those of its"
+                " words"
+            )
+        require_same_frontend(config, frontend, model_name, config.frontend)
+        legal = torch.zeros(frontend.positions, config.vocab_size, dtype=torch.bool)
+        legal[:, :size] = True
+        legal[0, frontend.eos_token_id] = False
+        space = TokenSpace(
+            (len(legal),), config.vocab_size, legal, eos_token_id=frontend.eos_token_id
+        )
+        nothing = [config.vocab_size - 1] * config.prefix_length  # the mask
+        return Binding(space, prompt_of(config, size, model_name), nothing)
+
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens[:, None]
+
+    def complete(self, media: str, condition: Asked) -> str:
+        """Return a text; of a description, with commas as in captions."""
+        return media.replace(" ,", ",") if isinstance(condition, Description) else media
 
     def is_path(self, media: Any) -> bool:
         """Return whether ``media`` names a file: a ``Path``, or a string that ends in ``.txt``. Any
@@ -238,6 +289,13 @@ class TextModality(GridModality):
         if isinstance(condition, translation.Translation):
             return translation.check(condition, media)
         return text_tasks.check(condition, media)
+
+    def judge(self, media: str, condition: Condition) -> Verdict:
+        """Judge a text, or the description of a medium, which the checkers of media read."""
+        asked = self.parse(condition)
+        if isinstance(asked, Description):
+            return check_description(asked, media)
+        return self.check(media, condition.text or "")
 
     def grade(self, media: str, prompt: str) -> float:
         """Return the share of a text that is right: its longest right beginning."""

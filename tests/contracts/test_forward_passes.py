@@ -34,7 +34,7 @@ from latent_bench import of_latents
 from torch import Tensor
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.sampler import protocol_of, resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel
@@ -115,7 +115,10 @@ FRAMES = [
 def of_modality(name: str) -> list[str]:
     """The samplers whose calls are held for a modality."""
     models = registry.get("modality", name).models
-    return FRAMES if "frames-latents" in models else HEADLINE
+    if "frames-latents" in models:
+        return FRAMES
+    protocols = {key.partition("-")[0] for key in models}
+    return [s for s in HEADLINE if protocol_of(s) in protocols]
 
 
 ZOO = [(m, s) for m in MODALITIES for s in of_modality(m)]

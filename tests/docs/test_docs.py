@@ -27,13 +27,15 @@ from gen.core.registry import registry
 from gen.core.sampler import _composed
 from gen.recipes.action.camera import main as camera_recipe
 from gen.recipes.action.recipe import main as action_recipe
+from gen.recipes.audio.recipe import main as audio_recipe
 from gen.recipes.common.draft_table import main as draft_table_recipe
-from gen.recipes.image.editing import main as image_editing_recipe
+from gen.recipes.image.captioner import main as image_captioner_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
 from gen.recipes.image.scales import main as image_scales_recipe
 from gen.recipes.motion.recipe import main as motion_recipe
 from gen.recipes.speech.recipe import main as speech_recipe
+from gen.recipes.speech.translation import main as speech_translation_recipe
 from gen.recipes.speed import main as speed_recipe
 from gen.recipes.text.filter import main as text_filter_recipe
 from gen.recipes.text.recipe import main as text_recipe
@@ -73,7 +75,7 @@ RECIPES = {
     "gen.recipes.image": image_recipe,
     "gen.recipes.image.latents": image_latents_recipe,
     "gen.recipes.image.scales": image_scales_recipe,
-    "gen.recipes.image.editing": image_editing_recipe,
+    "gen.recipes.image.captioner": image_captioner_recipe,
     "gen.recipes.speech": speech_recipe,
     "gen.recipes.video": video_recipe,
     "gen.recipes.motion": motion_recipe,
@@ -83,6 +85,8 @@ RECIPES = {
     "gen.recipes.text.filter": text_filter_recipe,
     "gen.recipes.speed": speed_recipe,
     "gen.recipes.world": world_recipe,
+    "gen.recipes.audio": audio_recipe,
+    "gen.recipes.speech.translation": speech_translation_recipe,
 }
 
 

@@ -1,0 +1,1 @@
+"""Sounds of a synthetic dataset of bouncing balls."""
