@@ -36,6 +36,9 @@ class Toy:
     def check(self, media, prompt):
         return Verdict(prompt in media, True)
 
+    def judge(self, media, condition):
+        return self.check(media, condition.text or "")
+
     def example_prompts(self, count, seed):
         return [f"prompt {seed} {n}" for n in range(count)]
 
@@ -63,7 +66,7 @@ class Pipe:
         self.modality, self.order = modality, []
 
     def plan(self, prompts, num_samples, seed):
-        return [SimpleNamespace(prompt=p, seed=seed) for p in prompts]
+        return [SimpleNamespace(prompt=p, seed=seed, given=None) for p in prompts]
 
     def model_name(self, sampler):
         if sampler_class(sampler).protocol == "masked":

@@ -49,6 +49,12 @@ class Toy:
     def check(self, media, prompt):
         return Verdict(prompt in media, True, "")
 
+    def judge(self, media, condition):
+        return self.check(media, condition.text or "")
+
+    def media_part(self, condition):
+        return ""
+
     def example_prompts(self, count, seed):
         return [f"prompt {seed} {i}" for i in range(count)]
 
@@ -72,7 +78,10 @@ class Pipe:
     def plan(self, prompts, num_samples, seed):
         return [
             types.SimpleNamespace(
-                prompt=str(self.modality.condition(p)), seed=seed + j, max_new_tokens=None
+                prompt=str(self.modality.condition(p)),
+                seed=seed + j,
+                max_new_tokens=None,
+                given=None,
             )
             for p in prompts
             for j in range(num_samples)

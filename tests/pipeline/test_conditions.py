@@ -96,11 +96,10 @@ def test_a_model_of_token_ids_refuses_features():
 
 def test_a_string_is_the_text_of_a_condition_and_other_parts_are_refused_by_name():
     assert Condition.of("a cat").text == "a cat" and Condition.of("a cat").parts == ("text",)
-    modality = registry.get("modality", "image")()
-    assert str(modality.parse(Condition(text="a red circle"))) == str(
-        modality.condition("a red circle")
-    )
-    with pytest.raises(GenError, match="'image' takes text as its condition; got images"):
+    modality = registry.get("modality", "motion")()
+    prompt = modality.example_prompts(1, 0)[0]
+    assert str(modality.parse(Condition(text=prompt))) == str(modality.condition(prompt))
+    with pytest.raises(GenError, match="'motion' takes text as its condition; got images"):
         modality.parse(Condition(images=("a.png",)))
     with pytest.raises(GenError, match="got nothing"):
         modality.parse(Condition())

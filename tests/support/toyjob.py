@@ -50,6 +50,12 @@ class Toy:
     def check(self, media, prompt):
         return Verdict(prompt in media, bool(media), "looked")
 
+    def judge(self, media, condition):
+        return self.check(media, condition.text or "")
+
+    def media_part(self, condition):
+        return ""
+
 
 class Pipe:
     """Media that depend on prompt and seed alone. ``limit``: items that fit in; ``bad``: prompts
