@@ -76,8 +76,8 @@ class Instruction:
         """Return the caption of the changed image.
 
         Raises:
-            GenError: the instruction names none or several shapes of the caption, or the result is
-                no caption.
+            GenError: the instruction names none or several shapes of the caption or changes
+                nothing, or the result is no caption.
         """
         named = [i for i, item in enumerate(caption.items) if self.names(item)]
         if len(named) != 1:
@@ -86,6 +86,11 @@ class Instruction:
                 " expected one"
             )
         items = list(caption.items)
+        if vars(items[named[0]])[self.attribute] == self.value:
+            raise GenError(
+                f"the instruction {str(self)!r} changes nothing of {str(caption)!r}; expected"
+                f" another {self.attribute}"
+            )
         items[named[0]] = replace(items[named[0]], **{self.attribute: self.value})
         if not possible(items):
             raise GenError(

@@ -60,6 +60,8 @@ def test_an_instruction_names_one_shape_and_makes_a_possible_caption():
         parse("make it green").applied(two)
     with pytest.raises(GenError, match="names 0 shapes"):
         parse("make the ring green").applied(two)
+    with pytest.raises(GenError, match="changes nothing"):
+        parse("make the red one red").applied(two)
     with pytest.raises(GenError, match="of one colour, or that overlap"):
         parse("make the red circle blue").applied(two)
     assert parse("make the red circle green").applied(two).items[0].colour == "green"
