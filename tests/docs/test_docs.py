@@ -8,6 +8,7 @@ and most configs run at all. Measurements in full are under ``-m long``.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -162,7 +163,7 @@ def one_of_each(config: Path) -> list[str]:
     for i, entry in enumerate(load_config(config).entries if "sweep" not in raw else ()):
         key, said = (f"jobs.{i}.", raw["jobs"][i]) if "jobs" in raw else ("", raw)
         if entry.prompts:
-            found.append(f'{key}prompts=["{entry.prompts[0]}"]')
+            found.append(f"{key}prompts={json.dumps(entry.prompts[:1])}")
         if "steps" in (said.get("sampler") or ""):
             found.append(f"{key}sampler.steps=2")
     return found

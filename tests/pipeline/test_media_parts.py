@@ -152,9 +152,8 @@ def test_a_job_of_edits_resumes_and_is_judged(tmp_path, source):
         "run",
         str(tmp_path / "job.yaml"),
     ]
-    (tmp_path / "job.yaml").write_text(
-        f"modality: image\nsampler: maskgit\nprompts: rows.jsonl\nout: {folder}\nseed: 0\n"
-    )
+    said = f"prompts_file: {tmp_path}/rows.jsonl\nout: {folder}\nseed: 0\n"
+    (tmp_path / "job.yaml").write_text(f"modality: image\nsampler: maskgit\n{said}")
     assert main(job) == 0
     before = (folder / "manifest.jsonl").read_bytes()
     assert main(job) == 0 and (folder / "manifest.jsonl").read_bytes() == before
