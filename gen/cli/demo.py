@@ -62,7 +62,8 @@ def summary(folder: Path) -> list[str]:
 
 def _rows_of(rows: list[Row], sampler: str) -> list[Row]:
     """Rows of the first job with a sampler."""
-    group = [r for r in rows if r["sampler"].split()[0] == sampler]  # the label's first word
+    texts = [r for r in rows if "condition" not in r]  # prompts that are texts alone
+    group = [r for r in texts if r["sampler"].split()[0] == sampler]  # the label's first word
     return [r for r in group if all(r[k] == group[0][k] for k in ("modality", "model"))]
 
 
