@@ -52,11 +52,11 @@ from gen.media.given import GivenMedia
 from gen.modalities.checkpoints.image_text import (
     KEPT_IDS,
     Question,
-    Recent,
     TokenisedImages,
     image_processor_of,
 )
 from gen.modalities.checkpoints.options import require_multiple
+from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Vocabulary
 from gen.models.adapters.language_models import CausalLM

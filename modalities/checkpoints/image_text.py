@@ -9,8 +9,7 @@ the first user turn. The output is text, drawn from the whole vocabulary of the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +27,7 @@ from gen.media.given import GivenMedia
 from gen.modalities.checkpoints.causal_lm import ends_of
 from gen.modalities.checkpoints.options import answer_length
 from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
+from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.feature_prompts import POSITIONS, VECTORS, FeaturePromptLM
@@ -57,27 +57,6 @@ class Question:
 
     def __str__(self) -> str:
         return " | ".join(map(str, (self.said, *self.images)))
-
-
-class Recent:
-    """Values of the keys that were asked for last.
-
-    Args:
-        most: number of values that are kept.
-    """
-
-    def __init__(self, most: int):
-        self._most = most
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key, made if it is not kept."""
-        value = self._values.pop(key, None)
-        value = make() if value is None else value
-        self._values[key] = value
-        while len(self._values) > self._most:
-            self._values.popitem(last=False)
-        return value
 
 
 class ImageText(LanguagePrompts):

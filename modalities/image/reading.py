@@ -17,7 +17,7 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.media.given import GivenMedia
 from gen.modalities.image import captions as shapes
-from gen.modalities.media_tokens import MediaTokens
+from gen.modalities.media_tokens import KEPT, MediaTokens, Recent
 from gen.models.load.locate import ZOO
 from gen.models.zoo import load_lm
 from gen.tokenizers.image.vq import VQ
@@ -57,7 +57,7 @@ class ShapeReader(ConditionEncoder):
         frontend = VQ.from_pretrained(ZOO / self.model.config.media_frontend, device, dtype)
         self.words = TextWords.from_pretrained(ZOO / self.model.config.frontend)
         self._codes = MediaTokens(lambda image: image_codes(image, frontend))
-        self._kept: dict[str, str] = {}  # captions by digest of the image
+        self._captions = Recent(KEPT)
 
     @torch.no_grad()
     def encode(self, condition: GivenMedia) -> dict[str, Tensor]:
@@ -81,11 +81,13 @@ class ShapeReader(ConditionEncoder):
         Raises:
             GenError: what the captioner writes is no caption.
         """
-        if image.digest not in self._kept:
+
+        def said() -> str:
             tokens = self.encode(image)["tokens"].tolist()
-            self._kept[image.digest] = " ".join(self.words.words[token] for token in tokens)
+            return " ".join(self.words.words[token] for token in tokens)
+
         try:
-            return shapes.parse(self._kept[image.digest])
+            return shapes.parse(self._captions.of(image.digest, said))
         except ValueError as error:
             raise GenError(f"the image cannot be read as captioned shapes: {error}") from None
 

@@ -21,7 +21,7 @@ from chameleon_files import (
     write_tokenizer,
     write_vqgan,
 )
-from image_text_folders import picture
+from image_text_folders import noise
 from published import save_quietly
 from safetensors.torch import load_file, save_file
 
@@ -457,7 +457,7 @@ def test_images_of_a_prompt_are_the_codes_that_transformers_makes(seeing):
     checkpoint = pipe.bound(pipe.model)[0]
     processor = ChameleonProcessor.from_pretrained(seeing)
     model = ChameleonForConditionalGeneration.from_pretrained(seeing, dtype=torch.float64)
-    images = [picture(1, 40, 50), picture(2, 60, 33)]
+    images = [noise(1, 40, 50), noise(2, 60, 33)]
     boi, eoi = IDS["<racm3:break>"], IDS["<eoss>"]
     pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"].double()
     first, second = ([boi, *row, eoi] for row in model.model.get_image_tokens(pixels).tolist())
@@ -475,7 +475,7 @@ def test_images_of_a_prompt_are_the_codes_that_transformers_makes(seeing):
 
 def test_images_of_prompts_decide_about_images_each_of_its_own_row(seeing):
     pipe = gen.load("image", model=seeing, dtype="float64", **SIDES)
-    a, b = ({"text": "a red dog", "image": picture(n, 40, 40)} for n in (1, 2))
+    a, b = ({"text": "a red dog", "image": noise(n, 40, 40)} for n in (1, 2))
     how = {"sampler": "autoregressive", "temperature": 0.0, "top_p": 1.0}
     prompts = [a, b, "a red dog"]
     whole = pipe(prompts, **how).tokens
@@ -489,7 +489,7 @@ def test_images_of_prompts_decide_about_images_each_of_its_own_row(seeing):
 
 def test_images_that_a_prompt_cannot_have_are_one_sentence(seeing, pipes):
     pipe = gen.load("image", model=seeing, dtype="float64", **SIDES)
-    image = picture(1)
+    image = noise(1)
     for refused, given, message in (
         (pipe, {"text": "<image> dog", "images": [image] * 2}, "1 positions of images .* 2 images"),
         (pipe, {"text": "a dog", "image": "no.png"}, "image no.png does not exist"),

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from chat_templates import turn
-from image_text_folders import WRITERS, picture
+from image_text_folders import WRITERS, noise
 
 import gen
 from gen.__main__ import main
@@ -45,7 +45,7 @@ def pipes(folders):
 
 
 def given(text: str, sizes) -> dict:
-    return {"text": text, "images": [picture(*size) for size in sizes]}
+    return {"text": text, "images": [noise(*size) for size in sizes]}
 
 
 def asked_text(checkpoint, text: str, images: int) -> str:
@@ -65,7 +65,7 @@ def generated(checkpoint, asked) -> list[list[int]]:
     """Greedy answers of transformers for questions as one padded batch, cut at the eos token."""
     processor = checkpoint.processor
     texts = [asked_text(checkpoint, text, len(sizes)) for text, sizes in asked]
-    images = [picture(*size) for _, sizes in asked for size in sizes]
+    images = [noise(*size) for _, sizes in asked for size in sizes]
     inputs = processor(
         text=texts, images=images or None, padding=True, padding_side="left", return_tensors="pt"
     )
@@ -144,7 +144,7 @@ def test_images_stand_where_a_conversation_has_them(pipes, family):
     words = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": "!"}]
     turns = [turn("user", words), turn("assistant", "Yes."), turn("user", "Who?")]
     text = checkpoint.processor.apply_chat_template(turns, add_generation_prompt=True)
-    images = [picture(4)]
+    images = [noise(4)]
     ids = checkpoint.processor(text=text, images=images, return_tensors="pt")["input_ids"][0]
     condition = Condition.of({"messages": turns, "images": images})
     made = checkpoint.binding.prompt(checkpoint.parse(condition))
@@ -189,7 +189,7 @@ def test_a_prompt_may_end_with_an_image(folders, family):
 @pytest.mark.slow
 def test_a_job_answers_about_the_image_of_its_flag(folders, tmp_path, capsys):
     file = tmp_path / "F.png"
-    picture(0, 10, 12).save(file)
+    noise(0, 10, 12).save(file)
     folder, out = folders["llava"], tmp_path / "out"
     flags = ["--model", str(folder), "--image", str(file), "--out", str(out), "--seed", "0"]
     settings = [f"model_options.max_new_tokens={NEW}", "sampling.temperature=0.0"]
@@ -203,29 +203,32 @@ def test_a_job_answers_about_the_image_of_its_flag(folders, tmp_path, capsys):
 
 WRONG = {
     "more images than positions": (
-        {"text": "<image>?", "images": [picture(0), picture(1)]},
+        {"text": "<image>?", "images": [noise(0), noise(1)]},
         r"1 positions of images \('<image>'\), and the condition has 2 images",
     ),
     "fewer images than positions": (
-        {"text": "<image><image>?", "images": [picture(0)]},
+        {"text": "<image><image>?", "images": [noise(0)]},
         "2 positions of images .* has 1 images; expected one image for each position",
     ),
     "positions without images": ({"text": "<image>?"}, "1 positions of images .* has 0 images"),
     "positions of a conversation": (
-        {"messages": [turn("user", [{"type": "image"}])], "images": [picture(0), picture(1)]},
+        {
+            "messages": [turn("user", [{"type": "image"}])],
+            "images": [noise(0), noise(1)],
+        },
         "1 positions of images .* has 2 images",
     ),
     "text and messages": (
-        {"text": "a", "messages": [turn("user", "b")], "images": [picture(0)]},
+        {"text": "a", "messages": [turn("user", "b")], "images": [noise(0)]},
         "either text or messages; got both",
     ),
     "an empty prompt": ({"text": " "}, "the prompt is empty; expected a text"),
-    "beside token ids": ({"tokens": [5], "images": [picture(0)]}, "takes tokens alone"),
+    "beside token ids": ({"tokens": [5], "images": [noise(0)]}, "takes tokens alone"),
     "no image file": ({"text": "a", "image": "no.png"}, "image no.png does not exist"),
     "unreadable file": ({"text": "a", "image": b"x" * 40}, "image bytes cannot be read"),
     "a sound": ({"text": "a", "audio": "a.wav"}, "as its condition; got audio"),
     "nothing to place it in": (
-        {"messages": [turn("system", "a")], "images": [picture(0)]},
+        {"messages": [turn("system", "a")], "images": [noise(0)]},
         "0 positions of images .* has 1 images",
     ),
 }

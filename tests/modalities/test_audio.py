@@ -224,8 +224,8 @@ def test_the_command_writes_a_wave_and_a_clip_with_sound(tmp_path):
 
 
 def test_bars_show_frame_pitch_and_loudness():
-    picture = bars(SCENE.wave())
-    lit = (picture != balls.GROUND).any((1, 2, 3))
+    drawn = bars(SCENE.wave())
+    lit = (drawn != balls.GROUND).any((1, 2, 3))
     assert np.flatnonzero(lit).tolist() == [h.frame for h in SCENE.hits()]
-    assert picture[2, 14, 12].tolist() == list(balls.PALETTE["red"])
+    assert drawn[2, 14, 12].tolist() == list(balls.PALETTE["red"])
     assert not (bars(np.zeros(balls.SAMPLES)) != balls.GROUND).any()

@@ -28,7 +28,7 @@ def test_a_ball_that_reaches_a_wall_turns_and_hits_in_that_frame():
     assert slow.hits() == (2, 14)
 
 
-def test_hits_are_the_frames_in_which_the_picture_touches_a_wall(scenes):
+def test_hits_are_the_frames_in_which_the_frame_touches_a_wall(scenes):
     for scene in scenes:
         coloured = (scene.frames() != balls.GROUND).any(-1)
         along = coloured.any(1) if scene.axis == "x" else coloured.any(2)  # [FRAMES, SIZE]
@@ -36,7 +36,7 @@ def test_hits_are_the_frames_in_which_the_picture_touches_a_wall(scenes):
         assert [h.frame for h in scene.hits()] == touching.tolist()
 
 
-def test_touches_are_read_from_the_pictures(scenes):
+def test_touches_are_read_from_the_frames(scenes):
     for scene in scenes:
         assert balls.touches(scene.frames()) == [(h.frame, h.colour) for h in scene.hits()]
 

@@ -139,7 +139,7 @@ def image_text(folder: Path, write: Callable[[Path], Path]) -> Case:
     prompts = []
     for seed, size in enumerate([(10, 12), (16, 9)]):
         file = folder.with_name(f"{folder.name}-{seed}.png")
-        image_text_folders.picture(seed, *size).save(file)
+        image_text_folders.noise(seed, *size).save(file)
         prompts.append({"prompt": "What is this?", "image": str(file)})
     return Case("text", folder, {"max_new_tokens": 6}, tuple(prompts), CAUSAL)
 

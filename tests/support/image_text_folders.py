@@ -40,7 +40,7 @@ VISION = dict(
 SIDE = {"height": 8, "width": 8}
 
 
-def picture(seed: int, height: int = 10, width: int = 12) -> Image.Image:
+def noise(seed: int, height: int = 10, width: int = 12) -> Image.Image:
     """An image of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
