@@ -58,7 +58,8 @@ class Run:
     """Training of one model.
 
     Attributes:
-        start: model to start from, a folder or average weights in the work folder.
+        start: model to start from, a folder or average weights in the work folder. It may have
+            fewer layers: the others begin as the identity.
         block: positions per block of a model with full attention inside blocks and causal attention
             across them; 0 for none.
         share: share of the steps that train blocks. In the others the model sees the whole grid, so
@@ -210,6 +211,16 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
     return loss
 
 
+def _deepened(weights: dict[str, Tensor], model: GridLlamaForCausalLM) -> dict[str, Tensor]:
+    """Add to weights the layers of a deeper model, as residual branches that return zero."""
+    out = dict(weights)
+    for name, value in model.state_dict().items():
+        if name not in weights and ".layers." in name:
+            ends = name.endswith(("o_proj.weight", "down_proj.weight"))
+            out[name] = torch.zeros_like(value) if ends else value
+    return out
+
+
 def train_lm(
     work: Path,
     shape: Shape,
@@ -244,7 +255,7 @@ def train_lm(
             if start.is_dir()
             else torch.load(start, weights_only=True)
         )
-        model.load_state_dict(weights)
+        model.load_state_dict(_deepened(weights, model))
     fit_average(
         model,
         batches,

@@ -58,6 +58,8 @@ class SpeculativeParams(Params):
         draft_guidance: guidance scale of the drafts' distribution; None is the target's, and 1
             spares the draft model its unconditional half.
         draft_vocab: number of tokens that may be drafted, the most frequent ones; None for all.
+        drafter_weights: folder of a trained drafter, or the name of an embedded one; None for the
+            model's own. Drafters with trained networks read it.
         draft_table: file of ``gen.recipes.common.draft_table``, with the frequencies and the
             successors of the model's tokens; None to count in the item's own text.
     """
@@ -72,6 +74,7 @@ class SpeculativeParams(Params):
     draft_temperature: float | None = None
     draft_guidance: float | None = None
     draft_vocab: int | None = optional_integer(least=1)
+    drafter_weights: str | None = None
     draft_table: str | None = None
 
 

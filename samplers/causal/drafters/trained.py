@@ -1,0 +1,193 @@
+"""Folders of trained drafters: networks that read the hidden states of one model, or stand beside
+it, and were trained to draft under its distribution.
+
+A folder holds ``config.json``, with the kind of the drafter, the digest of its target's weights,
+the sampling parameters of the distribution that it was trained for and the arguments of its
+network, and ``model.safetensors``. A drafter of other weights or another distribution would draft
+badly without a word, so that it is refused. ``gen.recipes.drafters`` writes such folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gen.core.errors import GenError, unknown
+from gen.core.sampling_params import SamplingParams
+from gen.models.adapters.base import ModelAdapter
+from gen.models.load.locate import readable, zoo
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.trimmed import digest_of
+
+MODEL_TYPE = "gen_drafter"
+# sampling parameters that make the distribution of a position from its logits alone
+DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+RECIPE = "python -m gen.recipes.drafters"
+
+
+@dataclass(frozen=True)
+class DrafterFacts:
+    """Facts of a trained drafter.
+
+    Attributes:
+        kind: name of the drafter that reads the folder.
+        target: digest of the target's weights (``digest_of``).
+        target_name: name of the target, for messages.
+        vocab_size: number of token ids V.
+        sampling: sampling parameters by name, those of ``DISTRIBUTION``.
+        layers: names of the target's layers whose hidden states the drafter reads.
+        net: arguments of the network.
+    """
+
+    kind: str
+    target: str
+    target_name: str
+    vocab_size: int
+    sampling: dict[str, float]
+    layers: tuple[str, ...] = ()
+    net: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        target: CausalTarget,
+        layers: tuple[str, ...] = (),
+        net: Mapping[str, Any] | None = None,
+    ) -> DrafterFacts:
+        """State the facts of a drafter of a target, under the target's sampling parameters."""
+        digest, sampling = target_digest(target), distribution_of(target.sampling)
+        size = target.legal.shape[-1]
+        return cls(kind, digest, target.name, size, sampling, layers, dict(net or {}))
+
+
+def distribution_of(sampling: SamplingParams) -> dict[str, float]:
+    """Return the sampling parameters that a drafter is trained for, by name."""
+    values = asdict(sampling)
+    return {name: values[name] for name in DISTRIBUTION}
+
+
+def target_digest(target: CausalTarget) -> str:
+    """Digest the weights of a target's model.
+
+    Raises:
+        GenError: the model has no weights.
+    """
+    if not isinstance(target.model, ModelAdapter):
+        raise GenError(
+            f"a trained drafter needs a model with weights, and {type(target.model).__name__} has"
+            " none"
+        )
+    return digest_of(target.model.model)
+
+
+def write_drafter(folder: str | Path, facts: DrafterFacts, weights: Mapping[str, Tensor]) -> None:
+    """Write a drafter in half precision.
+
+    Args:
+        folder: folder that is made.
+        facts: its facts.
+        weights: tensors by name.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    halves = {k: v.detach().half().contiguous().cpu() for k, v in weights.items()}
+    save_file(halves, path / "model.safetensors")
+    config = {"model_type": MODEL_TYPE, **asdict(facts)}
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_facts(name: str | None, kind: str, target_name: str) -> tuple[Path, DrafterFacts]:
+    """Find a drafter's folder and read its facts.
+
+    Args:
+        name: folder, or name of an embedded drafter; None means the embedded one of the target.
+        kind: kind of the drafter.
+        target_name: name of the target.
+
+    Raises:
+        GenError: there is no such drafter, or it is of another kind.
+    """
+    asked = name or f"{target_name}-{kind}"
+    path = zoo().get(asked) or Path(asked).expanduser()
+    if not (path / "config.json").is_file():
+        if name is None:
+            raise GenError(
+                f"{target_name or 'the model'} comes without a drafter of kind {kind}; expected"
+                f" sampler.drafter_weights, a folder that `{RECIPE} --model"
+                f" {target_name or 'MODEL'} --kind {kind}` writes"
+            )
+        raise unknown("drafter", asked, embedded(), "sampler.drafter_weights; it is no folder")
+    try:
+        config = json.loads((path / "config.json").read_text())
+        found = config.pop("model_type", None) if isinstance(config, dict) else None
+        facts = None
+        if found == MODEL_TYPE:
+            facts = DrafterFacts(**config | {"layers": tuple(config["layers"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise GenError(f"the config of drafter {asked} cannot be read: {error}") from None
+    if facts is None or facts.kind != kind:
+        came = found if facts is None else facts.kind
+        raise GenError(f"sampler.drafter_weights {asked} is of kind {came}; expected {kind}")
+    return path, facts
+
+
+def read_drafter(
+    name: str | None, kind: str, target: CausalTarget
+) -> tuple[DrafterFacts, dict[str, Tensor]]:
+    """Read a drafter of a target.
+
+    Args:
+        name: folder, or name of an embedded drafter; None means the embedded one of the target.
+        kind: kind of the drafter.
+        target: the model with its sampling parameters.
+
+    Returns:
+        Facts, and the weights on the target's device in its dtype.
+
+    Raises:
+        GenError: there is no such drafter, it is of another kind, vocabulary, model or
+            distribution, or its weights cannot be read.
+    """
+    path, facts = read_facts(name, kind, target.name)
+    size = target.legal.shape[-1]
+    if facts.vocab_size != size:
+        raise GenError(
+            f"drafter {path} is of {facts.vocab_size} tokens; expected {size}, those of the model"
+        )
+    here = target_digest(target)
+    if facts.target != here:
+        raise GenError(
+            f"drafter {path} was trained for {facts.target_name or 'a model'} with weights"
+            f" {facts.target}; expected {here} ({target.name or 'the model'})"
+        )
+    wanted = distribution_of(target.sampling)
+    other = [k for k in DISTRIBUTION if facts.sampling.get(k) != wanted[k]]
+    if other:
+        trained = ", ".join(f"{k} {facts.sampling.get(k)}" for k in other)
+        came = ", ".join(f"{k} {wanted[k]}" for k in other)
+        raise GenError(
+            f"drafter {path} was trained for {trained}, and the sampling parameters have {came};"
+            " expected equal ones, or a drafter trained for these"
+        )
+    with readable("drafter", path):
+        weights = load_file(path / "model.safetensors")
+    dtype = target.model.dtype if target.model.dtype.is_floating_point else torch.float32
+    return facts, {k: v.to(target.device, dtype) for k, v in weights.items()}
+
+
+def embedded() -> list[str]:
+    """List the names of the drafters in the zoo."""
+    drafters = (
+        name
+        for name, folder in zoo().items()
+        if f'"{MODEL_TYPE}"' in (folder / "config.json").read_text()
+    )
+    return sorted(drafters) or ["none that is embedded"]
