@@ -22,9 +22,9 @@ from torch import Tensor
 from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.base import ModelAdapter
+from gen.models.load.digest import digest_of
 from gen.models.load.locate import readable, zoo
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.trimmed import digest_of
 
 MODEL_TYPE = "gen_drafter"
 # sampling parameters that make the distribution of a position from its logits alone

@@ -11,7 +11,6 @@ Goel et al., "VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding i
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.method import method
 from gen.models.adapters.base import ModelAdapter
+from gen.models.load.digest import digest_of
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.drafters.context import NONE, Context
-
-EDGE = 64  # values at both ends of a tensor that its digest reads
 
 
 @dataclass
@@ -42,16 +40,6 @@ class TokenTable:
 
     counts: Tensor
     successors: Tensor
-
-
-def digest_of(model: torch.nn.Module) -> str:
-    """Digest a model's weights: names, shapes, and both ends of every tensor."""
-    digest = hashlib.sha256()
-    for name, x in sorted(model.state_dict().items()):
-        flat = x.detach().flatten()
-        ends = torch.cat([flat[:EDGE], flat[-EDGE:]]).double().cpu()
-        digest.update(f"{name} {tuple(x.shape)}\n".encode() + ends.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def write_table(path: Path, table: TokenTable, model: torch.nn.Module) -> None:

@@ -27,7 +27,7 @@ from gen.contracts.frontend import codebook_digest
 from gen.contracts.scorer import Scorer, plain_scorer
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
-from gen.samplers.causal.drafters.trimmed import digest_of
+from gen.models.load.digest import digest_of
 
 WIDTH, HIDDEN = 24, 64  # of embeddings, and of the hidden layer
 
