@@ -159,9 +159,9 @@ def masked_loss(
 
     def loss(m, batch):
         words, codes = batch
-        hidden = hide(tuple(codes.shape), generator)
+        hidden = hide(tuple(codes.shape), generator).to(codes.device)
         ids = torch.cat([shape.codes + words, codes.masked_fill(hidden, shape.mask)], 1)
-        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=WEIGHTS)
+        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=WEIGHTS, device=ids.device)
         out = m(
             input_ids=ids,
             attention_mask=full,
@@ -195,14 +195,13 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
 
     def loss(m, batch):
         words, codes = batch
-        hidden = hidden_positions((len(codes) * (total // block), block), generator).view(
-            len(codes), total
-        )
+        hidden = hidden_positions((len(codes) * (total // block), block), generator)
+        hidden = hidden.view(len(codes), total).to(codes.device)
         ids = torch.cat([shape.codes + words, codes, codes.masked_fill(hidden, shape.mask)], 1)
         out = m(
             input_ids=ids,
-            position_ids=positions.expand(len(ids), -1),
-            attention_mask=mask,
+            position_ids=positions.to(ids.device).expand(len(ids), -1),
+            attention_mask=mask.to(ids.device),
             logits_to_keep=total,
             use_cache=False,
         )

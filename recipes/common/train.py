@@ -65,7 +65,7 @@ class Average:
                 self.state[k].copy_(v)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> Callable:
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> Callable:
     """Forward of the model with cast weights, differentiable with respect to the uncast ones."""
     weights = {k: p.to(dtype) for k, p in model.named_parameters()}
     return lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs)
@@ -116,7 +116,7 @@ class _TrainingState:
 
     def __init__(self, model: nn.Module, config: TrainConfig, out: Path):
         self.model, self.config, self.checkpoint = model, config, out / "checkpoint.pt"
-        self.optimizers = _optimizers(model, config)
+        self.optimizers = make_optimizers(model, config)
         self.peak_rates = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.average = Average(model)
         self.device = next(model.parameters()).device
@@ -146,7 +146,7 @@ class _TrainingState:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=config.autocast and self.fast
         ):
-            loss, figures = loss_fn(_cast(model, torch.bfloat16) if cast else model, next(batches))
+            loss, figures = loss_fn(cast_weights(model, torch.bfloat16) if cast else model, next(batches))
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -168,7 +168,7 @@ class _TrainingState:
         part.replace(self.checkpoint)
 
 
-def _optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for the matrices that ``config.muon`` names."""
     muon = config.muon
     matrices = [p for n, p in model.named_parameters() if muon and muon[0] in n and p.ndim == 2]

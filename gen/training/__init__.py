@@ -1,0 +1,1 @@
+"""Data and models of one's own: media to token shards, and training on them."""

@@ -1,0 +1,203 @@
+"""``gen encode``: media of a folder to shards of tokens.
+
+Shards are ranges of sources, each written once and whole. The same command goes on where the last
+one ended, and makes damaged shards again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gen.contracts.condition import Condition
+from gen.core.checks import check_int
+from gen.core.errors import GenError, cut_list, describe
+from gen.core.files import sha256, sweep_temporaries
+from gen.core.tables import plural
+from gen.jobs.progress.report import Silent
+from gen.training.frontends import Encoder, load_encoder, size_of
+from gen.training.shards import (
+    MANIFEST,
+    Shard,
+    fingerprint,
+    open_folder,
+    read_shard,
+    shard_path,
+    write_manifest,
+    write_shard,
+)
+from gen.training.sources import Medium, Size, Source, find_sources, read_source
+
+BATCH = 16  # media that are encoded together
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """Options of an encoding.
+
+    Attributes:
+        frontend: zoo name or folder of the frontend; None for the modality's own.
+        size: size of the media, such as ``64x64``; None for that of the modality's own models.
+        resize: resize images, cut or pad what has a length.
+        skip_unreadable: leave out files that cannot be read.
+        shard_items: sources of a shard.
+        device: device of the frontend.
+    """
+
+    frontend: str | None = None
+    size: str | None = None
+    resize: bool = False
+    skip_unreadable: bool = False
+    shard_items: int = 256
+    device: str = "cpu"
+
+
+def encode_folder(
+    modality: str,
+    folder: str | Path,
+    out: str | Path,
+    options: EncodeOptions | None = None,
+    progress: Silent | None = None,
+) -> dict[str, Any]:
+    """Encode the media of a folder.
+
+    Args:
+        modality: name of the modality.
+        folder: media, with captions beside them or in ``metadata.jsonl``.
+        out: folder of the shards.
+        options: see ``EncodeOptions``.
+        progress: receives progress.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        GenError: no media, files that cannot be read (all of them are named, and all others are
+            kept), media of another size, or a folder that cannot be written.
+    """
+    options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
+    check_int("shard_items", options.shard_items, 1)
+    encoder = load_encoder(modality, options.frontend, options.device)
+    size = size_of(encoder, options.size, options.resize)
+    sources = find_sources(folder, modality)
+    about = {
+        "modality": modality,
+        "frontend": {
+            "name": encoder.name,
+            "class": type(encoder.frontend).__name__,
+            "digest": encoder.digest,
+            "kind": encoder.frontend.config.kind,
+            "codebook_sizes": list(encoder.frontend.config.codebook_sizes),
+        },
+        "size": list(size.axes),
+        "grid": list(encoder.grid(size)),
+        "resize": options.resize,
+    }
+    plan = {
+        **about,
+        "shard_items": options.shard_items,
+        "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
+        "sources": [[s.name, s.condition] for s in sources],
+    }
+    open_folder(dest, plan)
+    sweep_temporaries(dest)
+    mark = fingerprint(plan)
+    work = Encoding(encoder, size)
+    parts = [
+        sources[i : i + options.shard_items] for i in range(0, len(sources), options.shard_items)
+    ]
+    found = [read_shard(shard_path(dest, i), mark) for i in range(len(parts))]
+    if not options.skip_unreadable:
+        found = [None if s is None or s.skipped else s for s in found]
+    if None in found:
+        (dest / MANIFEST).unlink(missing_ok=True)
+    progress.start(len(sources), sum(len(p) for p, s in zip(parts, found, strict=True) if s))
+    try:
+        for i, part in enumerate(parts):
+            if found[i] is None:
+                found[i] = work.shard(part)
+                if options.skip_unreadable or not found[i].skipped:
+                    write_shard(shard_path(dest, i), found[i], mark)
+                progress.items(len(part))
+    finally:
+        progress.close()
+    shards = [s for s in found if s is not None]
+    if not options.skip_unreadable:
+        refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
+    if not any(s.tokens for s in shards):
+        raise GenError(f"none of the {plural(len(sources), 'file')} of {folder} can be read")
+    return write_manifest(dest, {"plan": mark, **about}, shards)
+
+
+def refuse_unreadable(skipped: dict[str, str], total: int) -> None:
+    """Raise ``GenError`` with the names of all files that cannot be read."""
+    if skipped:
+        said = "; ".join(cut_list([f"{name} ({reason})" for name, reason in skipped.items()], 10))
+        raise GenError(
+            f"{len(skipped)} of {plural(total, 'source')} cannot be read: {said}. The others are"
+            " encoded; --skip-unreadable leaves these out"
+        )
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Encoding of sources, one shard after the other.
+
+    Attributes:
+        encoder: frontend of the media.
+        size: size that media must have.
+    """
+
+    encoder: Encoder
+    size: Size
+
+    def shard(self, sources: list[Source]) -> Shard:
+        """Read and encode sources. Raises ``GenError`` for media of another size."""
+        out = Shard()
+        signals: list[Tensor] = []
+        for source in sources:
+            try:
+                media = read_source(
+                    source, self.encoder.modality, self.encoder.horizon, self.size.resize
+                )
+                self._check_conditions(media)
+            except Exception as error:  # what a decoder of files raises is open
+                out.skipped[source.name] = describe(error)
+                continue
+            fitted = [self.size.fit(m.media, source.name) for m in media]
+            try:
+                made = [self.encoder.frontend.preprocess(m) for m in fitted]
+            except GenError as error:
+                out.skipped[source.name] = describe(error)
+                continue
+            for number, (medium, signal) in enumerate(zip(media, made, strict=True)):
+                signals.append(signal)
+                out.sources.append(source.name if len(media) == 1 else f"{source.name}#{number}")
+                out.conditions.append(medium.condition)
+        for first in range(0, len(signals), BATCH):
+            out.tokens += self.encoder.sequences(signals[first : first + BATCH])
+        return out
+
+    def _check_conditions(self, media: list[Medium]) -> None:
+        """Refuse conditions that the modality's own models do not understand."""
+        if self.encoder.is_open:
+            return
+        for medium in media:
+            if medium.condition is not None:
+                check_condition(self.encoder, medium.condition)
+
+
+def check_condition(encoder: Encoder, parts: dict[str, Any]) -> None:
+    """Raise ``GenError`` for a condition that does not parse, or that misses what a model is
+    told."""
+    modality = encoder.modality
+    condition = Condition.of(parts)
+    parsed = modality.parse(condition)
+    if "observation" in modality.accepts and condition.observation is None:
+        raise GenError(
+            f"the condition {str(parsed)!r} has no state; expected the observation that the"
+            " actions start from"
+        )

@@ -1,0 +1,185 @@
+"""Shards of tokens: safetensors files that appear whole or not at all, and their manifest.
+
+A shard ``tokens-00012.safetensors`` holds ``tokens`` int32 [sum of lengths] and ``lengths`` int32
+[N]. Its header says which sources it is of, which conditions they have, and what was left out.
+``plan.json`` says what is encoded and how; ``manifest.json`` appears last, when all is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.files import put, put_text, sha256
+
+PLAN, MANIFEST = "plan.json", "manifest.json"
+FORMAT = 1
+
+
+@dataclass
+class Shard:
+    """Tokens of some sources.
+
+    Attributes:
+        tokens: long [T] of every sample.
+        sources: name of every sample's source.
+        conditions: parts of every sample's condition, or None.
+        skipped: sources that were left out, with the reason.
+    """
+
+    tokens: list[Tensor] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    conditions: list[dict[str, Any] | None] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Return the file of a shard."""
+    return folder / f"tokens-{number:05d}.safetensors"
+
+
+def write_shard(path: Path, shard: Shard, mark: str) -> None:
+    """Write a shard. ``mark``: fingerprint of the plan. Raises ``GenError`` if it cannot."""
+    flat = torch.cat([*shard.tokens, torch.zeros(0, dtype=torch.long)]).to(torch.int32)
+    lengths = torch.tensor([len(t) for t in shard.tokens], dtype=torch.int32)
+    head = {
+        "plan": mark,
+        "digest": _digest(flat, lengths),
+        "sources": shard.sources,
+        "conditions": shard.conditions,
+        "skipped": shard.skipped,
+    }
+    data = save(
+        {"tokens": flat, "lengths": lengths}, {"gen": json.dumps(head, ensure_ascii=False)}
+    )
+    put(path, lambda temporary: temporary.write_bytes(data))
+
+
+def read_shard(path: Path, mark: str) -> Shard | None:
+    """Read a shard; None if it is missing, damaged or of another plan."""
+    try:
+        with safe_open(path, "pt") as file:
+            head = json.loads((file.metadata() or {})["gen"])
+            flat, lengths = file.get_tensor("tokens"), file.get_tensor("lengths")
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+    if head.get("plan") != mark or head.get("digest") != _digest(flat, lengths):
+        return None
+    tokens = list(flat.long().split(lengths.tolist()))
+    return Shard(tokens, head["sources"], head["conditions"], head["skipped"])
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint(plan: dict[str, Any]) -> str:
+    """Return a digest of a plan."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def open_folder(folder: Path, plan: dict[str, Any]) -> None:
+    """Write the plan into a new or empty folder, or find the same one there.
+
+    Raises:
+        GenError: the folder holds something else, or another encoding.
+    """
+    if folder.is_file():
+        raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
+    path = folder / PLAN
+    if path.is_file():
+        there = read_json(path)
+        if there == plan:
+            return
+        changed = sorted(k for k in {*there, *plan} if there.get(k) != plan.get(k))
+        raise GenError(
+            f"{folder} holds tokens of another encoding, which differs in"
+            f" {', '.join(changed)}; expected a new or empty folder"
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise GenError(f"{folder} is not empty and holds no tokens; expected a new or empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GenError(f"cannot write {folder}: {error.strerror or error}") from None
+    put_text(path, json.dumps(plan, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ``GenError`` if it cannot be read."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GenError(f"{path} cannot be read: {error}") from None
+    if not isinstance(tree, dict):
+        raise GenError(f"{path} holds no JSON object; expected one")
+    return tree
+
+
+def write_manifest(folder: Path, about: dict[str, Any], shards: Sequence[Shard]) -> dict[str, Any]:
+    """Write the manifest of finished shards and return it.
+
+    Args:
+        folder: folder of the shards.
+        about: what the manifest says first, such as modality and frontend.
+        shards: all shards, in order.
+    """
+    files = [shard_path(folder, i) for i in range(len(shards))]
+    manifest = {
+        "format": FORMAT,
+        **about,
+        "samples": sum(len(s.tokens) for s in shards),
+        "tokens": sum(len(t) for s in shards for t in s.tokens),
+        "captioned": sum(c is not None for s in shards for c in s.conditions),
+        "skipped": {name: reason for s in shards for name, reason in s.skipped.items()},
+        "shards": [
+            {
+                "file": path.name,
+                "samples": len(shard.tokens),
+                "sha256": sha256(path),
+                "sources": shard.sources,
+            }
+            for path, shard in zip(files, shards, strict=True)
+        ],
+    }
+    put_text(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1) + "\n")
+    return manifest
+
+
+def read_folder(folder: str | Path) -> tuple[dict[str, Any], list[Shard]]:
+    """Read the manifest and all shards of a folder of tokens.
+
+    Raises:
+        GenError: no such folder, an encoding that is not finished, or a damaged shard.
+    """
+    root = Path(folder)
+    if not (root / MANIFEST).is_file():
+        begun = (root / PLAN).is_file()
+        raise GenError(
+            f"{folder} holds {'an unfinished encoding' if begun else 'no tokens'}; expected the"
+            " folder of a finished gen encode"
+        )
+    manifest = read_json(root / MANIFEST)
+    mark, shards = str(manifest.get("plan")), []
+    for row in manifest["shards"]:
+        shard = read_shard(root / row["file"], mark)
+        if shard is None:
+            raise GenError(
+                f"{root / row['file']} is missing or damaged; the same gen encode makes it again"
+            )
+        shards.append(shard)
+    return manifest, shards

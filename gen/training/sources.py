@@ -1,0 +1,310 @@
+"""Media of a folder and their captions: what ``gen encode`` reads.
+
+A caption is the text file ``NAME.txt`` beside a medium, or the field ``text`` (or ``prompt``) of
+its row in ``metadata.jsonl``, which names the file in ``file_name``, as in the folders of
+``datasets``. A folder of texts holds ``.txt`` files with one text per line, behind its prompt and a
+tab where it answers one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gen.contracts.modality import Modality
+from gen.core.errors import GenError, cut_list, shown
+from gen.core.tables import plural
+from gen.media.containers import require_package
+from gen.media.motion.skeleton import Motion
+from gen.media.video import read_video
+from gen.modalities.action.modality import ActionChunk
+from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
+
+METADATA = "metadata.jsonl"
+CAPTION_KEYS = ("text", "prompt")
+SUFFIXES = {
+    "image": ("png", "webp", "jpg", "jpeg", "bmp", "tif", "tiff"),
+    "speech": ("wav", "flac", "mp3"),
+    "audio": ("wav", "flac", "mp3"),
+    "video": ("mp4", "gif", "mkv", "webm", "mov"),
+    "motion": ("npz", "bvh"),
+    "action": ("npz", "npy", "parquet"),
+    "text": ("txt",),
+}
+Parts = dict[str, Any]  # parts of a condition, as plain data
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, or one line of a text file.
+
+    Attributes:
+        name: path below the folder, with ``#N`` behind it for line N, from 1.
+        path: file.
+        line: the line of a text file; None for a whole file.
+        condition: parts of the condition that the folder states, or None.
+    """
+
+    name: str
+    path: Path
+    line: str | None = None
+    condition: Parts | None = None
+
+
+@dataclass(frozen=True)
+class Medium:
+    """One medium of a source, with its condition (None: unconditional)."""
+
+    media: Any
+    condition: Parts | None
+
+
+def find_sources(folder: str | Path, modality: str) -> list[Source]:
+    """List the media of a folder and its subfolders, by name.
+
+    Raises:
+        GenError: no folder, no medium of the modality in it, or captions that cannot be read or
+            name files that are not there.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise GenError(f"{folder} is no folder; expected a folder of media")
+    suffixes = SUFFIXES[modality]
+    files = sorted(
+        p
+        for p in root.rglob("*")
+        if p.is_file() and not any(x.startswith(".") for x in p.relative_to(root).parts)
+    )
+    media = [p for p in files if p.suffix.lower().removeprefix(".") in suffixes]
+    if not media:
+        other = sorted({p.suffix for p in files} - {""})
+        held = f"{plural(len(files), 'file')} ({', '.join(other)})" if files else "nothing"
+        raise GenError(
+            f"{folder} holds {held}; expected media of modality {modality!r}:"
+            f" .{', .'.join(suffixes)}"
+        )
+    if modality == "text":
+        return [s for path in media for s in _lines(path, root)]
+    captions = _captions(root, media)
+    return [
+        Source(n, p, condition=captions[n])
+        for p, n in ((p, p.relative_to(root).as_posix()) for p in media)
+    ]
+
+
+def _lines(path: Path, root: Path) -> Iterator[Source]:
+    name = path.relative_to(root).as_posix()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GenError(f"the text {path} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        prompt, tab, text = line.rpartition("\t")
+        if line.strip():
+            condition = {"text": prompt.strip()} if tab and prompt.strip() else None
+            yield Source(f"{name}#{number}", path, text.strip(), condition)
+
+
+def _captions(root: Path, media: list[Path]) -> dict[str, Parts | None]:
+    """Find the condition of every medium by its name. ``metadata.jsonl`` comes first."""
+    names = [p.relative_to(root).as_posix() for p in media]
+    found: dict[str, Parts | None] = dict.fromkeys(names)
+    for path, name in zip(media, names, strict=True):
+        beside = path.with_suffix(".txt")
+        if beside.is_file():
+            found[name] = {"text": " ".join(_text(beside).split())}
+    if (root / METADATA).is_file():
+        stated = _metadata(root / METADATA)
+        lost = [name for name in stated if name not in found]
+        if lost:
+            raise GenError(
+                f"{root / METADATA} names {plural(len(lost), 'file')} that are not there:"
+                f" {', '.join(cut_list(lost, 3))}"
+            )
+        found.update(stated)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GenError(f"the caption {path} cannot be read: {error}") from None
+
+
+def _metadata(path: Path) -> dict[str, Parts | None]:
+    found: dict[str, Parts | None] = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise GenError(f"{path}, line {number} is no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
+            raise GenError(f"{path}, line {number} is {shown(row)}; expected a file_name")
+        text = next((row[key] for key in CAPTION_KEYS if row.get(key) is not None), None)
+        if text is not None and not isinstance(text, str):
+            raise GenError(f"{path}, line {number} has the text {shown(text)}; expected a text")
+        found[row["file_name"]] = None if text is None else {"text": text}
+    return found
+
+
+def read_source(
+    source: Source, modality: Modality, horizon: int = 0, resize: bool = False
+) -> list[Medium]:
+    """Read the media of one source.
+
+    Args:
+        source: the file or line.
+        modality: modality that reads it.
+        horizon: steps of a chunk of actions.
+        resize: read clips of any size.
+
+    Returns:
+        One medium; several chunks of an episode of actions, one behind the other.
+
+    Raises:
+        GenError: the file cannot be read.
+    """
+    if source.line is not None:
+        return [Medium(source.line, source.condition)]
+    suffix = source.path.suffix.lower()
+    if suffix == ".npy":
+        return _chunks(_array(source.path), None, source, horizon)
+    if suffix == ".parquet":
+        return _episode(source, horizon)
+    clip_of_any_size = resize and modality.media_kind == "video"
+    media = read_video(source.path) if clip_of_any_size else modality.load(source.path)
+    if isinstance(media, ActionChunk):
+        return [Medium(media.action, _observed(media.situation.state, media.situation.task))]
+    return [Medium(media, source.condition)]
+
+
+def _observed(state: Any, task: Any) -> Parts:
+    numbers = np.asarray(state, np.float32).tolist()
+    return {"observation": {STATE_KEY: numbers, TASK_KEY: str(task)}}
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise GenError(f"the array {path} cannot be read: {error}") from None
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.number):
+        raise GenError(
+            f"the array {path} is {array.dtype} {array.shape}; expected numbers [steps, dimensions]"
+        )
+    return array
+
+
+def _chunks(
+    actions: np.ndarray, conditions: list[Parts] | None, source: Source, horizon: int
+) -> list[Medium]:
+    """Cut an episode [T, D] into whole chunks; what is left at its end is dropped."""
+    if len(actions) < horizon:
+        raise GenError(
+            f"{source.path} has {plural(len(actions), 'step')}; expected at least {horizon}, one"
+            " chunk"
+        )
+    starts = range(0, len(actions) - horizon + 1, horizon)
+    return [
+        Medium(actions[i : i + horizon], conditions[i] if conditions else source.condition)
+        for i in starts
+    ]
+
+
+def _episode(source: Source, horizon: int) -> list[Medium]:
+    """Read an episode of LeRobot's layout: ``action``, ``observation.state`` and ``task``."""
+    parquet = require_package("pyarrow.parquet", '"gen-toolkit[parquet]"', "a Parquet file")
+    try:
+        columns = parquet.read_table(source.path).to_pydict()
+    except (OSError, ValueError) as error:
+        raise GenError(f"the table {source.path} cannot be read: {error}") from None
+    if "action" not in columns:
+        raise GenError(
+            f"the table {source.path} has the columns {', '.join(columns)}; expected 'action'"
+        )
+    conditions = None
+    if STATE_KEY in columns and TASK_KEY in columns:
+        pairs = zip(columns[STATE_KEY], columns[TASK_KEY], strict=True)
+        conditions = [_observed(state, task) for state, task in pairs]
+    return _chunks(np.asarray(columns["action"], np.float64), conditions, source, horizon)
+
+
+# --- sizes
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size that media must have.
+
+    Attributes:
+        axes: samples of a signal along each axis of its code grid: (h, w), (frames, h, w), (n,);
+            empty where the frontend alone decides.
+        shortest: least number along the first axis, where lengths differ; else 0.
+        resize: resize images, cut or pad what has a length.
+    """
+
+    axes: tuple[int, ...] = ()
+    shortest: int = 0
+    resize: bool = False
+
+    def fit(self, media: Any, name: str) -> Any:
+        """Return media of this size.
+
+        Raises:
+            GenError: media of another size that may not be resized.
+        """
+        if not self.axes:
+            return media
+        if isinstance(media, Image.Image):
+            return self._image(media, name)
+        if isinstance(media, Motion):
+            return self._motion(media, name)
+        array = np.asarray(media)
+        if array.shape[: len(self.axes)] == self.axes:
+            return array
+        if not self.resize:
+            raise self._misfit(name, array.shape[: len(self.axes)])
+        if len(self.axes) > 1 and array.shape[1:3] != self.axes[1:]:
+            side = (self.axes[2], self.axes[1])
+            array = np.stack([np.asarray(Image.fromarray(f).resize(side)) for f in array])
+        first = self.axes[0]
+        short = first - len(array)
+        if short > 0:  # silence behind a sound, the last frame behind a clip
+            rest = np.zeros(short, array.dtype) if array.ndim == 1 else array[-1:].repeat(short, 0)
+            array = np.concatenate([array, rest])
+        return array[:first]
+
+    def _image(self, image: Image.Image, name: str) -> Image.Image:
+        if image.size[::-1] == self.axes:
+            return image
+        if not self.resize:
+            raise self._misfit(name, image.size[::-1])
+        return image.resize(self.axes[::-1], Image.Resampling.BICUBIC)
+
+    def _motion(self, motion: Motion, name: str) -> Motion:
+        most = self.axes[0]
+        if motion.frames < self.shortest or (motion.frames > most + 1 and not self.resize):
+            raise GenError(
+                f"{name} has {motion.frames} poses; expected {self.shortest} to {most}"
+                + " (--resize cuts longer ones)" * (motion.frames > most)
+            )
+        return motion.cut(0, most) if motion.frames > most else motion
+
+    def _misfit(self, name: str, came: tuple[int, ...]) -> GenError:
+        def spelled(axes: tuple[int, ...]) -> str:
+            return "x".join(map(str, axes)) + (" samples" if len(axes) == 1 else "")
+
+        return GenError(
+            f"{name} has {spelled(came)}; expected {spelled(self.axes)} (--resize makes it so,"
+            " --size states another)"
+        )
+
