@@ -104,6 +104,7 @@ class LeanLlama:
         tables: tuple[Tensor, Tensor, Tensor | None],
         attend: Attend,
         keep: int = 0,
+        taps: dict[int, Tensor | None] | None = None,
     ) -> Tensor:
         """Compute logits [B, L, V].
 
@@ -113,6 +114,8 @@ class LeanLlama:
             values [B, L, K, d]
                 of these tokens to attention outputs [B, L, H d].
             keep: Compute the logits of the last ``keep`` positions only; 0 means all.
+            taps: Layers whose output [B, L, D] is wanted, which is written there; the number of
+                layers is that of the last norm.
         """
         linear, (b, length) = F.linear, tokens.shape
         cos, sin, located = tables
@@ -132,8 +135,12 @@ class LeanLlama:
             x = linear(attended, o).add_(x)
             h = self._rms(x, after)
             x = linear(F.silu(linear(h, gate)).mul_(linear(h, up)), down).add_(x)
-        x = x[:, -keep:] if keep else x
-        return linear(self._rms(x, self.norm), self.head)
+            if taps is not None and layer in taps:
+                taps[layer] = x
+        x = self._rms(x[:, -keep:] if keep else x, self.norm)
+        if taps is not None and len(self.layers) in taps:
+            taps[len(self.layers)] = x
+        return linear(x, self.head)
 
     def _rms(self, x: Tensor, norm: Tensor | nn.Module) -> Tensor:
         return (

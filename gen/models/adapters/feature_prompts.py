@@ -45,13 +45,13 @@ class FeaturePromptLM(CausalLM):
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         if not self.features:
             return super()._inputs(tokens, positions)
-        return {"inputs_embeds": self._embedded(tokens, positions)}
+        return {"inputs_embeds": self.embedded(tokens, positions)}
 
-    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token ids [B, L] at positions [B, L], those of conditions by their vectors:
         [B, L, D]. The host waits for nothing."""
         number = ids - self.vocab_size
-        embedded = super()._embedded(ids.clamp_max(self.vocab_size - 1), positions)
+        embedded = super().embedded(ids.clamp_max(self.vocab_size - 1), positions)
         if not self.features:
             return embedded
         slots = positions.clamp_max(self._rows.shape[1] - 1)

@@ -52,11 +52,13 @@ class LanguageModel(ModelAdapter):
         mask: Tensor | None,
         cache: SlotCache,
         keep: int = 0,
+        taps: dict[int, Tensor | None] | None = None,
     ) -> Tensor:
         """Return logits of all tokens, or of the last ``keep``.
 
         They go through ``gen.models.adapters.fast_llama`` where that does what the module does.
-        ``mask`` None hides nothing; only the fast forward takes it.
+        ``mask`` None hides nothing; only the fast forward takes it, and ``taps``
+        (``LeanLlama.run``).
         """
         if self._lean is None:
             more = {"logits_to_keep": keep} if keep else {}
@@ -70,7 +72,7 @@ class LanguageModel(ModelAdapter):
             ).logits
         if cache.tables is None:
             cache.tables = self._lean.tables(cache.slots)
-        if self._compiled is not None and cache.rows is None:
+        if self._compiled is not None and cache.rows is None and taps is None:
             keys, values = cache.buffers(
                 len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device
             )
@@ -81,7 +83,7 @@ class LanguageModel(ModelAdapter):
         def attend(layer, q, k, v):
             return attention(q, *cache.layers[layer].write(k, v), mask)
 
-        return self._lean.run(tokens, positions, cache.tables, attend, keep)
+        return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
 
 
 class CausalLM(LanguageModel):
@@ -134,7 +136,7 @@ class CausalLM(LanguageModel):
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
 
-    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
         embedded = self.model.get_input_embeddings()(ids)
         if isinstance(self.model, GridLlamaForCausalLM):
@@ -146,7 +148,7 @@ class CausalLM(LanguageModel):
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
     ) -> Tensor:
         """See ``SuperposedModel``. The module's own forward runs: the lean one takes token ids."""
-        parts = [self._embedded(ids, positions) for ids in tokens.unbind(-1)]
+        parts = [self.embedded(ids, positions) for ids in tokens.unbind(-1)]
         mixed = (torch.stack(parts, -1) * weights[..., None, :].to(parts[0])).sum(-1)
         return self.model(
             inputs_embeds=mixed,
@@ -176,11 +178,34 @@ class CausalLM(LanguageModel):
             if layer not in names:
                 raise unknown("layer", layer, names, "hidden_layers")
 
+    def _taps(self, layers: Sequence[str]) -> dict[str, int] | None:
+        """Number layers as the fast forward does; None where it does not have all of them."""
+        if self._lean is None:
+            return None
+        known = {f"model.layers.{n}": n for n in range(self.num_layers)}
+        known["model.norm"] = self.num_layers
+        return {name: known[name] for name in layers} if known.keys() >= set(layers) else None
+
     @torch.no_grad()
     def forward_with_hidden_states(
-        self, tokens: Tensor, positions: Tensor, cache: SlotCache, layers: Sequence[str]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        layers: Sequence[str],
+        parents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See ``HiddenStateModel``. The module's own forward runs: the lean one has no layers."""
+        """See ``HiddenStateModel``. The module's own forward runs where the fast one lacks one of
+        the layers."""
+        if parents is None:
+            mask = cache.at(positions, self.dtype)
+        else:
+            mask = cache.tree(positions, parents, self.dtype)
+        numbers = self._taps(layers)
+        if numbers is not None:
+            taps: dict[int, Tensor | None] = dict.fromkeys(numbers.values())
+            logits = self._logits(tokens, positions, mask, cache, taps=taps)
+            return logits, {name: taps[n] for name, n in numbers.items()}
         states: dict[str, Tensor] = {}
 
         def note(name: str):
@@ -195,7 +220,7 @@ class CausalLM(LanguageModel):
             logits = self.model(
                 **self._inputs(tokens, positions),
                 position_ids=positions,
-                attention_mask=cache.at(positions, self.dtype),
+                attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
             ).logits

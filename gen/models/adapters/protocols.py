@@ -90,9 +90,17 @@ class HiddenStateModel(Protocol):
         ...
 
     def forward_with_hidden_states(
-        self, tokens: Tensor, positions: Tensor, cache: Any, layers: Sequence[str]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        layers: Sequence[str],
+        parents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run ``CausalModel.forward``; return logits and the output [B, L, D] of each layer."""
+        """Run ``CausalModel.forward``; return logits and the output [B, L, D] of each layer.
+
+        With ``parents`` it runs ``TreeModel.forward_tree``.
+        """
         ...
 
 

@@ -20,6 +20,20 @@ from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
 from gen.models.targets.past import token_bias
 
 
+@dataclass(frozen=True)
+class PromptStates:
+    """Hidden states of prompts that a forward pass computed.
+
+    Attributes:
+        rows: rows of the batch whose prompts they are, long [n].
+        states: hidden states by the name of the layer, of the prompt without its last token,
+            [n, P - 1, D]; shorter prompts repeat that of their last token.
+    """
+
+    rows: Tensor
+    states: dict[str, Tensor]
+
+
 @dataclass
 class StepOutput:
     """Outcome of one forward pass of a target for B rows.
@@ -33,6 +47,8 @@ class StepOutput:
         ran_network: bool [B], the rows whose network ran; None where it ran for all of them.
         hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
             for.
+        prompt_states: those of the prompts that the pass computed; None unless asked for, and
+            where it computed none.
         raw: gives the log-probabilities [B, L, V] before temperature and filters; None where the
             target cannot, or is causal and the sampling parameters ask for no log-probabilities.
         fresh: bool [B, L], the positions that this forward pass computed; None where it computed
@@ -47,6 +63,7 @@ class StepOutput:
     num_computed_positions: int | np.ndarray | Tensor
     ran_network: Tensor | None = None
     hidden_states: dict[str, Tensor] | None = None
+    prompt_states: PromptStates | None = None
     raw: Callable[[], Tensor] | None = None
     fresh: Tensor | None = None
     under: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None

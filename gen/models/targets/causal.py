@@ -20,7 +20,7 @@ from gen.models.adapters.protocols import (
     SuperposedModel,
     TreeModel,
 )
-from gen.models.targets.base import StepOutput, Target, legal_at, take
+from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
 from gen.models.targets.past import Past
 
 
@@ -183,6 +183,7 @@ class CausalTarget(Target):
         elif self.history is not None:
             self._note_tree(tokens, positions, parents)
         width, grid, fresh, prefix = tokens.shape[1], positions, self._fresh, None
+        prompt_states = None
         if self.branches > 1:
             repeats = [1] * (tokens.ndim - 1)
             tokens = tokens.repeat(self.branches, *repeats)
@@ -201,7 +202,7 @@ class CausalTarget(Target):
                 tokens = torch.cat([take(first, prefix), tokens], 1)
                 slots = torch.cat([prefix, slots], 1)
             elif self.prompt.shape[1] > 1:
-                self._prefill(first, fresh)
+                prompt_states = self._prefill(first, fresh)
             num_computed = num_computed + np.where(
                 fresh, self._prompt_positions[self.prompts.row_items], 0
             )
@@ -213,7 +214,9 @@ class CausalTarget(Target):
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         logprobs, raw = self._outcome(out, grid)
-        return StepOutput(logprobs, num_computed, num_positions, ran, hidden, raw)
+        return StepOutput(
+            logprobs, num_computed, num_positions, ran, hidden, prompt_states=prompt_states, raw=raw
+        )
 
     def predict_superposed(self, tokens: Tensor, weights: Tensor, positions: Tensor) -> StepOutput:
         """Run one forward pass as ``predict`` does, with several tokens as one input.
@@ -264,14 +267,22 @@ class CausalTarget(Target):
                     " a causal language model of transformers"
                 )
             parents = parents.repeat(self.branches, 1)
-            return self.model.forward_tree(tokens, slots, parents, self.cache), None
+            if not self.hidden_layers:
+                return self.model.forward_tree(tokens, slots, parents, self.cache), None
         if self.hidden_layers:
-            out, states = self.model.forward_with_hidden_states(
-                tokens, slots, self.cache, self.hidden_layers
-            )
+            out, states = self._with_states(tokens, slots, parents)
             return out, {name: x[: self.rows] for name, x in states.items()}
         more = {"keep": keep} if keep and self.model.keeps else {}
         return self.model.forward(tokens, slots, self.cache, **more), None
+
+    def _with_states(
+        self, tokens: Tensor, slots: Tensor, parents: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run the model as ``_forward`` does: logits and hidden states of all branches."""
+        model = cast(HiddenStateModel, self.model)
+        return model.forward_with_hidden_states(
+            tokens, slots, self.cache, self.hidden_layers, parents
+        )
 
     def commit_path(self, path: Tensor, num_accepted: Tensor) -> None:
         """Move the accepted drafts of the last call's tree to where a chain would have put them.
@@ -295,20 +306,28 @@ class CausalTarget(Target):
         column = torch.arange(self.prompt.shape[1] - 1, device=self.device)
         return torch.minimum(column.expand(len(self.prompt), -1), self.prompt_length[:, None] - 1)
 
-    def _prefill(self, first: Tensor, fresh: np.ndarray) -> None:
+    def _prefill(self, first: Tensor, fresh: np.ndarray) -> PromptStates | None:
         """Bring the prompts of some rows into the cache, in a forward pass of their own: the other
-        rows are further on."""
+        rows are further on. Returns their hidden states where they were asked for."""
         rows = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
         slots = self._before()[rows]
-        more = {"keep": 1} if self.model.keeps else {}
-        if fresh.all():
-            self.model.forward(take(first, slots), slots, self.cache, **more)
-            return
-        self.cache.select(rows)
+        if not fresh.all():
+            self.cache.select(rows)
         try:
-            self.model.forward(take(first[rows], slots), slots, self.cache, **more)
+            return self._prompt_states(take(first[rows], slots), slots, rows)
         finally:
-            self.cache.select(None)
+            if not fresh.all():
+                self.cache.select(None)
+
+    def _prompt_states(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> PromptStates | None:
+        """Run the model over prompts of rows [n] of all branches; see ``_prefill``."""
+        if not self.hidden_layers:
+            more = {"keep": 1} if self.model.keeps else {}
+            self.model.forward(tokens, slots, self.cache, **more)
+            return None
+        _, states = self._with_states(tokens, slots)
+        ours = len(rows) // self.branches
+        return PromptStates(rows[:ours], {name: x[:ours] for name, x in states.items()})
 
     @property
     def first(self) -> Tensor:
