@@ -1,0 +1,1 @@
+"""Training of drafters for a causal model: ``python -m gen.recipes.drafters``."""
