@@ -36,12 +36,16 @@ class Nodes(RowOwner):
     Attributes:
         targets: draft models of the same items, whose rows follow the batch.
         nfe: forward passes of the draft models together, of every item; None without one.
+        hidden_layers: layers of the target whose hidden states ``learn`` needs.
         other_roots: after ``begin``, the distributions [b, M - 1, V] of further draft models there;
             None where there is one.
+        hidden_layers: layers of the target whose hidden states ``read`` gets.
     """
 
     targets: Iterable[Target] = ()
+    hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
+    hidden_layers: tuple[str, ...] = ()
     other_roots: Tensor | None = None
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
@@ -69,6 +73,14 @@ class Nodes(RowOwner):
         Args:
             step: context of the step.
             passes: times that each row asked ``begin`` and ``extend``, long [b].
+        """
+
+    def read(self, step: CausalStep, output: StepOutput) -> None:
+        """Read what a forward pass of the target returned, also where nothing was drafted.
+
+        Args:
+            step: context of the step.
+            output: outcome for the last committed token and the drafts.
         """
 
     def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:

@@ -33,6 +33,10 @@ class NodeDrafter(Drafter):
     ):
         self.nodes, self.shape, self.draws, self.verifier = nodes, shape, draws, verifier
         self.targets, self.legal = tuple(nodes.targets), target.legal
+        if nodes.hidden_layers:
+            self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
+        self.hidden_layers = nodes.hidden_layers
+        self.needs = frozenset({"hidden_states"} if nodes.hidden_layers else ())
         self.tree: Tree | None = None
 
     @property
@@ -68,6 +72,7 @@ class NodeDrafter(Drafter):
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         tree, logp = self.tree, output.logprobs
+        self.nodes.read(step, output)
         if tree is None:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)

@@ -89,7 +89,7 @@ class TrimmedNodes(Nodes):
     """
 
     def __init__(self, target: CausalTarget, inner: Nodes, count: int, table: TokenTable | None):
-        self.inner, self.targets = inner, inner.targets
+        self.inner, self.targets, self.hidden_layers = inner, inner.targets, inner.hidden_layers
         self.size, self.eos_token_id = target.legal.shape[-1], target.space.eos_token_id
         self.count = min(count, self.size)
         self.context = Context(target) if table is None else None
@@ -137,6 +137,9 @@ class TrimmedNodes(Nodes):
 
     def count_passes(self, step, passes):
         self.inner.count_passes(step, passes)
+
+    def read(self, step, output):
+        self.inner.read(step, output)
 
     def learn(self, step, tree, output):
         self.inner.learn(step, tree, output)
