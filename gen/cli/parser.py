@@ -15,6 +15,7 @@ from gen.cli.commands.configs import add_cp, add_show
 from gen.cli.commands.decode import add_decode
 from gen.cli.commands.demo import add_demo
 from gen.cli.commands.doctor import add_doctor
+from gen.cli.commands.encode import add_encode
 from gen.cli.commands.eval import add_eval
 from gen.cli.commands.export import add_export
 from gen.cli.commands.gallery import add_gallery
@@ -22,6 +23,7 @@ from gen.cli.commands.ls import add_ls
 from gen.cli.commands.run import add_run
 from gen.cli.commands.sample import add_sample
 from gen.cli.commands.status import add_status
+from gen.cli.commands.train import add_train
 from gen.cli.commands.work import add_work
 from gen.cli.commands.world import add_world
 from gen.config.keys import KEYS
@@ -43,6 +45,8 @@ COMMANDS = (
     add_eval,
     add_decode,
     add_export,
+    add_encode,
+    add_train,
     add_doctor,
     add_bench,
     add_world,

@@ -146,7 +146,8 @@ class _TrainingState:
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=config.autocast and self.fast
         ):
-            loss, figures = loss_fn(cast_weights(model, torch.bfloat16) if cast else model, next(batches))
+            forward = cast_weights(model, torch.bfloat16) if cast else model
+            loss, figures = loss_fn(forward, next(batches))
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)

@@ -1,0 +1,48 @@
+"""``gen encode``."""
+
+from __future__ import annotations
+
+from gen.cli.arguments import Commands, add_command, add_json_flag
+
+
+def add_encode(commands: Commands) -> None:
+    """Add the command ``encode``."""
+    parser = add_command(
+        commands,
+        "encode",
+        "gen.cli.encode:encode",
+        "encode a folder of media into shards of tokens, to train on",
+        "example: gen encode image photos --out tokens --resize\n"
+        "Captions are NAME.txt beside a medium, or rows of metadata.jsonl with file_name and text."
+        "\nRepeating the command goes on where it ended.",
+    )
+    parser.add_argument("modality", metavar="MODALITY", help="a modality (see gen ls modalities)")
+    parser.add_argument("folder", metavar="FOLDER", help="media, or .txt files of one text per line")
+    parser.add_argument("--out", metavar="D", required=True, help="folder of the shards")
+    parser.add_argument(
+        "--frontend",
+        metavar="NAME",
+        help=(
+            "zoo name or folder of a frontend, or of a model with a tokenizer (default: that of"
+            " the modality)"
+        ),
+    )
+    parser.add_argument(
+        "--size", metavar="HxW", help="size of the media (default: that of the built-in models)"
+    )
+    parser.add_argument(
+        "--resize",
+        action="store_true",
+        help="resize images and clips of another size, cut or pad clips, motions and sounds",
+    )
+    parser.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out files that cannot be read; the manifest names them",
+    )
+    parser.add_argument(
+        "--shard-items", metavar="N", type=int, default=256, help="files of a shard (256)"
+    )
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
+    add_json_flag(parser)
+    parser.set_defaults(resumable=True)

@@ -1,0 +1,39 @@
+"""Command ``encode``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from gen.core.errors import cut_list
+from gen.core.printable import printable
+from gen.core.tables import plural
+from gen.jobs.progress.terminal import for_terminal
+from gen.training.encode import EncodeOptions, encode_folder
+
+
+def encode(args: argparse.Namespace) -> int:
+    """Carry out ``gen encode``."""
+    options = EncodeOptions(
+        args.frontend,
+        args.size,
+        args.resize,
+        args.skip_unreadable,
+        args.shard_items,
+        args.device,
+    )
+    made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
+    if args.json:
+        kept = {k: v for k, v in made.items() if k != "shards"}
+        print(json.dumps(kept, ensure_ascii=False))
+    else:
+        print(
+            f"{args.out}: {plural(made['samples'], 'sample')}, {made['captioned']} with a"
+            f" condition, {made['tokens']} tokens of {made['frontend']['name']}"
+        )
+    if made["skipped"]:
+        lines = [f"{name} ({reason})" for name, reason in made["skipped"].items()]
+        said = f"left out {plural(len(lines), 'file')}: {'; '.join(cut_list(lines, 10))}"
+        print(f"gen: {printable(said)}", file=sys.stderr)
+    return 0

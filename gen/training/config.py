@@ -1,0 +1,245 @@
+"""Training files: their keys, the overrides of a command line, and the checks of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gen.config.layers import read_yaml
+from gen.config.packaged import find_config
+from gen.config.yaml_text import load_yaml
+from gen.core.checks import check_int
+from gen.core.errors import GenError, bad_value, shown, unknown
+from gen.core.paths import expand_user
+
+OBJECTIVES = ("causal", "masked", "block", "drafter")
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """Sizes of a new model.
+
+    Attributes:
+        width: channels of a position, a multiple of 32.
+        layers: transformer layers.
+        tied: input and output ids share one table.
+    """
+
+    width: int = 128
+    layers: int = 4
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adapters of a published model (Hu et al., arXiv 2106.09685).
+
+    Attributes:
+        rank: rank of every adapter.
+        alpha: factor of an adapter, times its rank.
+        modules: names of the adapted layers; empty for those that PEFT knows of the architecture.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Keys of a training file.
+
+    Attributes:
+        data: folder of ``gen encode``.
+        out: folder of the run.
+        objective: ``causal``, ``masked``, ``block``, or ``drafter``.
+        model: zoo name or folder of the model to start from, or the sizes of a new one.
+        steps: updates of the weights.
+        batch_size: samples of an update, over all processes.
+        lr: peak learning rate.
+        weight_decay: of AdamW, for matrices.
+        warmup: steps of the linear warm-up; None for a tenth of the steps, at most 100.
+        muon: train the matrices of layers by Muon at three times the rate, not by AdamW.
+        average: save the moving average of the weights, not the last ones.
+        seed: seed of new weights, batches and masks.
+        block: positions of a block, for the objective ``block``.
+        share: share of the steps of ``block`` that train blocks; others mask the whole sequence.
+        drop: share of samples whose condition is dropped, for classifier-free guidance.
+        validation: share of the samples that are only measured, never trained on.
+        max_length: tokens of a sequence of a published model; longer ones are cut.
+        log_every: steps between rows of ``log.jsonl``.
+        save_every: steps between checkpoints.
+        device: device of the training.
+        lora: adapters of a published model; None trains all weights.
+        samples: prompts that the trained model is asked for at the end.
+        drafter: options of the objective ``drafter``.
+    """
+
+    out: str
+    objective: str = "causal"
+    data: str = ""
+    model: str | NewModel = NewModel()
+    steps: int = 1000
+    batch_size: int = 32
+    lr: float = 2e-3
+    weight_decay: float = 0.05
+    warmup: int | None = None
+    muon: bool = True
+    average: bool = True
+    seed: int = 0
+    block: int = 0
+    share: float = 1.0
+    drop: float = 0.1
+    validation: float = 0.05
+    max_length: int = 512
+    log_every: int = 10
+    save_every: int = 100
+    device: str = "cpu"
+    lora: LoRA | None = None
+    samples: tuple[str, ...] = ()
+    drafter: Mapping[str, Any] | None = None
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the linear warm-up."""
+        return min(100, self.steps // 10) if self.warmup is None else self.warmup
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys as plain data."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+KEYS = tuple(f.name for f in fields(TrainingConfig))
+NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA}
+FREE = ("device",)  # keys that may differ when a run is resumed
+
+
+def load_training(
+    path_or_name: str | Path, overrides: Sequence[str] = (), allow_env: Collection[str] = ()
+) -> TrainingConfig:
+    """Read a training file: a path, or the name of one that comes with gen.
+
+    Args:
+        path_or_name: such as ``configs/train/image-quick.yaml`` or ``train/image-quick``.
+        overrides: ``key=value`` texts.
+        allow_env: names of environment variables that the file may refer to.
+
+    Raises:
+        GenError: an unknown key or a wrong value, with its origin.
+    """
+    path = find_config(path_or_name, training=True)
+    tree = dict(read_yaml(path, allow_env))
+    for key in tree:
+        if key not in KEYS:
+            raise unknown("key", key, KEYS, str(path))
+    for text in overrides:
+        _override(tree, text)
+    return make_training(tree, str(path))
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    """Lay ``key=value`` or ``node.key=value`` over a tree."""
+    key, equals, value = text.partition("=")
+    first, _, second = key.strip().partition(".")
+    where = f"override {shown(text)}"
+    if not equals:
+        raise GenError(f"{where} has no '='; expected key=value, such as steps=100")
+    if first not in KEYS or (second and first not in (*NODES, "drafter")):
+        raise unknown("key", key, KEYS, where)
+    if not second:
+        tree[first] = load_yaml(value)
+        return
+    below = tree.get(first)
+    tree[first] = {**(below if isinstance(below, Mapping) else {}), second: load_yaml(value)}
+
+
+def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
+    """Check the keys of a training file.
+
+    Args:
+        tree: keys and values.
+        where: origin, for messages.
+
+    Raises:
+        GenError: an unknown key, or a wrong value.
+    """
+    values = dict(tree)
+    for key in values:
+        if key not in KEYS:
+            raise unknown("key", key, KEYS, where)
+    for key, cls in NODES.items():
+        if isinstance(values.get(key), Mapping):
+            values[key] = _node(key, cls, values[key], where)
+    samples = values.get("samples") or ()
+    if isinstance(samples, str) or not all(isinstance(s, str) for s in samples):
+        raise bad_value("samples", samples, "a list of prompts", where)
+    values["samples"] = tuple(samples)
+    for key in ("data", "out"):
+        value = values.get(key)
+        if value is None and (key == "data" and values.get("objective") == "drafter"):
+            continue
+        if not isinstance(value, (str, Path)) or not str(value):
+            raise bad_value(key, value, "a folder", where)
+        values[key] = str(expand_user(value))
+    config = TrainingConfig(**values)
+    _check(config, where)
+    return config
+
+
+def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
+    names = [f.name for f in fields(cls)]
+    for name in value:
+        if name not in names:
+            raise unknown("key", f"{key}.{name}", [f"{key}.{n}" for n in names], where)
+    made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+    if isinstance(made, NewModel):
+        check_int("model.layers", made.layers, 1, where=where)
+        check_int("model.width", made.width, 32, where=where)
+        if made.width % 32:
+            raise bad_value("model.width", made.width, "a multiple of 32", where)
+        _check_bools({"model.tied": made.tied}, where)
+    else:
+        check_int("lora.rank", made.rank, 1, where=where)
+        _check_number("lora.alpha", made.alpha, 0, float("inf"), where)
+    return made
+
+
+def _check(config: TrainingConfig, where: str) -> None:
+    if config.objective not in OBJECTIVES:
+        raise unknown("objective", config.objective, OBJECTIVES, where)
+    if not isinstance(config.model, (str, NewModel)) or not config.model:
+        raise bad_value("model", config.model, "a name, a folder or {width: ..., layers: ...}", where)
+    if config.lora is not None and not isinstance(config.lora, LoRA):
+        raise bad_value("lora", config.lora, "{rank: ...} or null", where)
+    for name in ("steps", "batch_size", "log_every", "save_every", "max_length"):
+        check_int(name, getattr(config, name), 1, where=where)
+    check_int("seed", config.seed, 0, where=where)
+    if config.warmup is not None:
+        check_int("warmup", config.warmup, 0, where=where)
+    check_int("block", config.block, 1 if config.objective == "block" else 0, where=where)
+    _check_number("lr", config.lr, 0, 1, where)
+    _check_number("weight_decay", config.weight_decay, 0, 1, where)
+    for name in ("share", "drop", "validation"):
+        _check_number(name, getattr(config, name), 0, 1, where)
+    _check_bools({"average": config.average, "muon": config.muon}, where)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, where: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not low <= value <= high:
+        raise bad_value(name, value, f"a number of {low:g} to {high:g}", where)
+
+
+def _check_bools(values: Mapping[str, Any], where: str) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise bad_value(name, value, "true or false", where)
+
+
+def same_run(config: TrainingConfig) -> dict[str, Any]:
+    """Return the keys that must be the same when a run is resumed."""
+    kept = replace(config, device=TrainingConfig.device).to_dict()
+    return {k: v for k, v in kept.items() if k not in (*FREE, "out")}

@@ -1,0 +1,208 @@
+"""Training loop over accelerate: every process draws its part of a batch, and gradients are
+averaged.
+
+A checkpoint holds all that a later step depends on, so a run that was killed and goes on ends with
+the same weights, bit for bit, as one that was not (on one machine with one number of threads).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gen.core.errors import GenError
+from gen.core.files import put, put_text
+from gen.models.load.libraries import accelerate
+from gen.recipes.common.grid_models import WEIGHTS
+from gen.recipes.common.train import (
+    Average,
+    TrainConfig,
+    cast_weights,
+    cosine,
+    make_optimizers,
+)
+from gen.training.config import TrainingConfig
+from gen.training.data import Batches, split
+from gen.training.tasks import Task, seed_of
+
+CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+CLIP = 1.0  # largest norm of the gradient
+MEASURED = 4  # batches of the validation loss, at most
+
+
+class Loop:
+    """One training run.
+
+    Args:
+        task: model and loss.
+        config: keys of the run.
+        count: number of samples.
+        out: folder of checkpoint and log.
+    """
+
+    def __init__(self, task: Task, config: TrainingConfig, count: int, out: Path):
+        self.task, self.config, self.out = task, config, out
+        self.accelerator = accelerate().Accelerator(cpu=config.device == "cpu")
+        self.world = self.accelerator.num_processes
+        if config.batch_size % self.world:
+            raise GenError(
+                f"batch_size is {config.batch_size}; expected a multiple of {self.world}, the"
+                " number of processes"
+            )
+        train, held = split(count, config.validation, config.seed)
+        self.batches, self.held = Batches(train, config.batch_size, config.seed), held
+        self.model = task.model.to(self.accelerator.device).train()
+        self.optimizers = self._make_optimizers()
+        self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
+        self.average = Average(self.model) if config.average else None
+        self.step, self.since = 0, [0.0, 0]
+        self.rows: list[dict[str, Any]] = []
+
+    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        config = self.config
+        muon = (".layers.", 3 * config.lr) if config.muon and self.task.casts else None
+        options = TrainConfig(
+            steps=config.steps, lr=config.lr, weight_decay=config.weight_decay, muon=muon
+        )
+        return make_optimizers(Trained(self.model), options)
+
+    def run(self, say: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Train to the end, from the checkpoint if there is one.
+
+        Args:
+            say: receives progress.
+
+        Returns:
+            The rows of the log: ``step``, ``loss`` since the last row, ``validation`` where it was
+            measured, ``lr`` and ``seconds``.
+        """
+        self._resume(say)
+        began, first = time.time(), self.step
+        while self.step < self.config.steps:
+            self._update()
+            if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+                self._log((time.time() - began) / (self.step - first), say)
+            if self.step % self.config.save_every == 0 or self.step == self.config.steps:
+                self._save()
+        if self.average is not None:
+            self.model.load_state_dict(self.average.state)
+        return self.rows
+
+    def _forward(self) -> Any:
+        if self.task.casts and WEIGHTS == torch.bfloat16:
+            return cast_weights(self.model, torch.bfloat16)
+        return self.model
+
+    def _update(self) -> None:
+        """Train on the next batch."""
+        config, rank = self.config, self.accelerator.process_index
+        factor = cosine(self.step, config.steps, config.warmup_steps)
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+        rows = self.batches(self.step)[rank :: self.world]
+        seed = seed_of(config.seed, self.step, rank)
+        loss = self.task.loss(self._forward(), rows, seed, config.drop)
+        self.model.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss)
+        if self.world > 1:
+            for weight in self.model.parameters():
+                if weight.grad is not None:
+                    weight.grad = self.accelerator.reduce(weight.grad, "mean")
+            loss = self.accelerator.reduce(loss.detach(), "mean")
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if self.average is not None:
+            self.average.update(self.model)
+        self.step += 1
+        self.since = [self.since[0] + loss.item(), self.since[1] + 1]
+
+    @torch.no_grad()
+    def measure(self) -> float | None:
+        """Return the loss of samples that are not trained on, with the weights of now; None
+        without any."""
+        if not len(self.held):
+            return None
+        size, losses = self.config.batch_size, []
+        self.model.eval()
+        for number, rows in enumerate(self.held.split(size)[:MEASURED]):
+            seed = seed_of(self.config.seed, -1 - number)
+            losses.append(self.task.loss(self._forward(), rows, abs(seed), 0.0).item())
+        self.model.train()
+        return sum(losses) / len(losses)
+
+    def _log(self, seconds: float, say: Callable[[str], None]) -> None:
+        """Append a row to the log."""
+        total, count = self.since
+        row: dict[str, Any] = {"step": self.step, "loss": round(total / count, 6)}
+        if self.step % self.config.save_every == 0 or self.step == self.config.steps:
+            held = self.measure()
+            if held is not None:
+                row["validation"] = round(held, 6)
+        row["lr"] = self.optimizers[0].param_groups[0]["lr"]
+        row["seconds"] = round(seconds, 4)
+        self.since = [0.0, 0]
+        self.rows.append(row)
+        if self.accelerator.is_main_process:
+            text = "".join(json.dumps(r) + "\n" for r in self.rows)
+            put_text(self.out / LOG, text)
+            held_text = f"  validation {row['validation']:.4f}" if "validation" in row else ""
+            say(
+                f"step {self.step}/{self.config.steps}  loss {row['loss']:.4f}{held_text}"
+                f"  {seconds:.3f} s/step"
+            )
+
+    def _save(self) -> None:
+        """Write the checkpoint, whole or not at all."""
+        if not self.accelerator.is_main_process:
+            return
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "average": None if self.average is None else self.average.state,
+            "since": self.since,
+            "rows": self.rows,
+        }
+        data = io.BytesIO()
+        torch.save(state, data)
+        put(self.out / CHECKPOINT, lambda temporary: temporary.write_bytes(data.getbuffer()))
+
+    def _resume(self, say: Callable[[str], None]) -> None:
+        """Load the checkpoint, if there is one. Raises ``GenError`` for a damaged one."""
+        path = self.out / CHECKPOINT
+        if not path.is_file():
+            return
+        try:
+            saved = torch.load(path, weights_only=True, map_location=self.accelerator.device)
+            self.model.load_state_dict(saved["model"])
+        except Exception as error:  # the library raises bare exceptions for damaged files
+            raise GenError(f"the checkpoint {path} cannot be read: {error}") from None
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        if self.average is not None:
+            self.average.state, self.average.steps = saved["average"], saved["step"]
+        self.step, self.since, self.rows = saved["step"], saved["since"], saved["rows"]
+        say(f"resumed at step {self.step}")
+
+
+class Trained(nn.Module):
+    """View of a model whose parameters are those that are trained."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return iter(self._trained.items())
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self._trained.values())

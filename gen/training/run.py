@@ -1,0 +1,172 @@
+"""``gen train``: from a training file to a folder with a model, a log and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from gen.bench.curve import put_page
+from gen.bench.plots import COLOURS, Point, axis, panel
+from gen.config.job import make_job
+from gen.core.errors import GenError
+from gen.core.files import put_text, sweep_temporaries
+from gen.jobs.run import run_job
+from gen.training.config import TrainingConfig, same_run
+from gen.training.data import TokenData, load_data
+from gen.training.loop import LOG, Loop
+from gen.training.shards import read_json
+from gen.training.tasks import make_task
+
+RUN, MODEL, SAMPLES, CURVE = "run.json", "model", "samples", "curve.svg"
+POINTS = 60  # of a curve, at most
+STYLE = (
+    "<style>text{font-family:sans-serif;font-size:11px;fill:#374151}"
+    ".grid{stroke:#e5e7eb}.name{font-size:13px;font-weight:600}</style>"
+)
+
+
+def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Carry out a training run, or go on with it.
+
+    Args:
+        config: keys of the run.
+        say: receives progress.
+
+    Returns:
+        ``model`` (folder), ``page``, ``steps``, ``loss`` of the first and the last row of the log,
+        and ``validation``.
+
+    Raises:
+        GenError: data, model or objective do not fit each other, or ``out`` holds something else.
+    """
+    data, out = load_data(config.data), Path(config.out)
+    open_run(out, config, data)
+    task = make_task(config, data)
+    loop = Loop(task, config, len(data.tokens), out)
+    rows = loop.run(say)
+    page = out / "index.html"
+    if loop.accelerator.is_main_process:
+        validation = loop.measure()
+        task.save(out / MODEL)
+        samples = make_samples(config, data, out)
+        page = write_page(config, data, rows, out, samples)
+        put_text(out / CURVE, curve_file(rows))
+    else:
+        validation = None
+    return {
+        "model": str(out / MODEL),
+        "page": str(page),
+        "steps": config.steps,
+        "loss": [rows[0]["loss"], rows[-1]["loss"]],
+        "validation": validation,
+    }
+
+
+def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
+    """Write the settings of a run into a new or empty folder, or find the same ones there.
+
+    Raises:
+        GenError: the folder holds something else, or another run.
+    """
+    mine = {**same_run(config), "data_digest": data.mark}
+    mine.pop("data")  # the data may move
+    path = out / RUN
+    if out.is_file():
+        raise GenError(f"out is {str(out)!r}, which is a file; expected a folder")
+    if path.is_file():
+        there = read_json(path)
+        changed = sorted(k for k in {*there, *mine} if there.get(k) != mine.get(k))
+        if changed:
+            raise GenError(
+                f"{out} holds another run, which differs in {', '.join(changed)}; expected a new"
+                " or empty folder"
+            )
+        sweep_temporaries(out)
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise GenError(f"{out} is not empty and holds no run; expected a new or empty folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GenError(f"cannot write {out}: {error.strerror or error}") from None
+    put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
+
+
+def make_samples(config: TrainingConfig, data: TokenData, out: Path) -> Path | None:
+    """Decode the prompts of ``samples`` with the trained model, as a job with its own gallery."""
+    if not config.samples:
+        return None
+    tree = {
+        "modality": data.manifest["modality"],
+        "model": str((out / MODEL).absolute()),
+        "prompts": list(config.samples),
+        "seed": config.seed,
+        "out": str(out / SAMPLES),
+    }
+    run_job(make_job(tree, where="the samples of the run"))
+    return out / SAMPLES
+
+
+def curve(rows: list[dict[str, Any]]) -> str:
+    """Draw the losses of a log as an SVG."""
+    points = []
+    for name, colour in (("loss", COLOURS[0]), ("validation", COLOURS[1])):
+        found = [r for r in rows if name in r]
+        every = -(-len(found) // POINTS)
+        kept = [r for i, r in enumerate(found) if i % every == 0 or r is found[-1]] if found else []
+        points += [
+            Point(
+                r["step"],
+                r[name],
+                name if r is kept[-1] else "",
+                f"step {r['step']}: {name} {r[name]:.4f}",
+                colour,
+                line=name,
+            )
+            for r in kept
+        ]
+    steps, losses = [p.x for p in points], [p.y for p in points]
+    x, y = axis([0.0, *steps], "step", "{:.0f}".format, log=False), axis(losses, "loss", log=False)
+    return panel("learning curve", points, x, y)
+
+
+def curve_file(rows: list[dict[str, Any]]) -> str:
+    """Draw the losses of a log as an SVG file of its own."""
+    head = '<svg xmlns="http://www.w3.org/2000/svg" '
+    return curve(rows).replace("<svg ", head, 1).replace(">", f">{STYLE}", 1) + "\n"
+
+
+def write_page(
+    config: TrainingConfig,
+    data: TokenData,
+    rows: list[dict[str, Any]],
+    out: Path,
+    samples: Path | None,
+) -> Path:
+    """Write ``index.html``: the learning curve, the keys of the run, and samples."""
+    settings = "".join(
+        f"<li>{escape(k)}: {escape(json.dumps(v))}</li>"
+        for k, v in same_run(config).items()
+        if v not in (None, [], ())
+    )
+    shown = ""
+    if samples is not None:
+        images = "".join(
+            f'<img src="{SAMPLES}/{p.name}" alt="" width="128">'
+            for p in sorted(samples.glob("*.png"))[:24]
+        )
+        shown = f'<h2>Samples</h2><p>{images}</p><p><a href="{SAMPLES}/index.html">gallery</a></p>'
+    last = rows[-1]
+    held = f", validation {last['validation']:.4f}" if "validation" in last else ""
+    about = (
+        f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])},"
+        f" {config.steps} steps: loss {rows[0]['loss']:.4f} to {last['loss']:.4f}{held}."
+        f' Rows: <a href="{LOG}">{LOG}</a>.'
+    )
+    body = f'<div class="panels">{curve(rows)}</div>{shown}<h2>Keys</h2><ul>{settings}</ul>'
+    return put_page(out, f"gen train: {out.name}", about, body)
+
+

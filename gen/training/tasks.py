@@ -1,0 +1,311 @@
+"""What is trained: a small model over a token grid, or a published language model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.contracts.condition import Condition
+from gen.contracts.frontend import codebook_digest
+from gen.core.errors import GenError, bad_value
+from gen.media.containers import require_package
+from gen.modalities.grid_base import GridModality
+from gen.models.load.libraries import LOADING, transformers
+from gen.models.load.locate import ZOO, locate, quiet, read_config, readable
+from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.recipes.common.grid_models import (
+    Run,
+    Shape,
+    block_loss,
+    causal_loss,
+    masked_loss,
+    new_lm,
+)
+from gen.tokenizers.text.hf_text import HFText
+from gen.training.config import LoRA, NewModel, TrainingConfig
+from gen.training.data import SPLIT, TokenData
+from gen.training.frontends import usual_config
+
+FRONTEND = "frontend"  # folder of a frontend beside the model, if it is not of the zoo
+
+
+class Task(ABC):
+    """Model, loss and files of a training run.
+
+    Attributes:
+        model: the model, trained in place.
+        casts: whether the forward pass may run with bfloat16 weights.
+    """
+
+    model: nn.Module
+    casts: bool
+
+    @abstractmethod
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        """Return the mean loss of samples.
+
+        Args:
+            forward: the model, or its forward pass with cast weights.
+            rows: long [B], indices of the samples.
+            seed: seed of masks and dropped conditions.
+            drop: share of dropped conditions.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the model, so that the pipeline loads it."""
+
+
+def make_task(config: TrainingConfig, data: TokenData) -> Task:
+    """Create the task of a run.
+
+    Raises:
+        GenError: a model, a vocabulary or an objective that does not fit the data.
+    """
+    if data.encoder.is_open:
+        return LanguageTask(config, data)
+    if config.lora is not None:
+        raise bad_value(
+            "lora", config.lora, f"none: the model of {data.folder} is small, and no published one"
+        )
+    return GridTask(config, data)
+
+
+class GridTask(Task):
+    """Small model over a token grid (``gen.models.nets.grid``). The loss is that of the recipes."""
+
+    casts = True
+
+    def __init__(self, config: TrainingConfig, data: TokenData):
+        self.config, self.data = config, data
+        torch.manual_seed(config.seed)
+        self.model = self._model()
+        shape = self.model.config
+        if config.objective == "block" and math.prod(shape.grid) % config.block:
+            raise bad_value("block", config.block, f"a divisor of {math.prod(shape.grid)} positions")
+        self.shape = Shape(
+            tuple(shape.grid),
+            shape.prefix_length,
+            shape.codebook_size,
+            shape.mask_token_id - shape.codebook_size,
+        )
+        self.codes, self.prompts, self.nothing = self._tensors()
+        self.generator = torch.Generator()
+        self._losses = self._make_losses()
+
+    # --- model
+
+    def _model(self) -> GridLlamaForCausalLM:
+        if isinstance(self.config.model, NewModel):
+            made = self._new(self.config.model)
+        else:
+            made = self._started(self.config.model)
+        name = self._frontend_name()
+        made.config.frontend = name
+        made.config.codebook_digest = self.data.encoder.digest
+        made.config.architectures = [type(made).__name__]
+        return made
+
+    def _new(self, asked: NewModel) -> GridLlamaForCausalLM:
+        """Create a model of the modality's own prompt and of the data's grid and codes."""
+        encoder, objective = self.data.encoder, self.config.objective
+        usual = usual_config(encoder.modality)
+        codes = self._code_ids()
+        words = usual["vocab_size"] - usual["codebook_size"] - 1
+        grid = tuple(self.data.manifest["grid"]) or tuple(usual["grid"])
+        run = Run(
+            1,
+            asked.width,
+            asked.layers,
+            causal=objective == "causal",
+            block=self.config.block if objective == "block" else 0,
+            share=self.config.share,
+            tied=asked.tied,
+        )
+        return new_lm(Shape(grid, usual["prefix_length"], codes, words), run)
+
+    def _code_ids(self) -> int:
+        """Number of ids of the grid: codes, and the end of a sequence where lengths differ."""
+        encoder = self.data.encoder
+        sizes = encoder.frontend.config.codebook_sizes
+        if not isinstance(encoder.modality, GridModality) or encoder.frontend.config.kind == "ids":
+            return sizes[0]
+        streams = encoder.modality.streams
+        grid = tuple(self.data.manifest["grid"]) or tuple(usual_config(encoder.modality)["grid"])
+        layout = encoder.modality.layout(sizes, grid[:1] if streams else grid)
+        return layout.code_ids + bool(encoder.modality.shortest)
+
+    def _started(self, name: str) -> GridLlamaForCausalLM:
+        """Load a model to start from, for the objective of the run.
+
+        Raises:
+            GenError: another architecture, or a model of another frontend.
+        """
+        folder, objective = locate(name), self.config.objective
+        found = read_config(name)
+        if not isinstance(folder, Path) or found.get("model_type") != GridLlamaConfig.model_type:
+            kind = found.get("model_type") or "checkpoint of the hub"
+            raise GenError(
+                f"model {name} is a {kind!r}, and the tokens of {self.data.folder} are those of"
+                f" {self.data.encoder.name}; expected a model of gen's own architecture, or"
+                " {width: ..., layers: ...}"
+            )
+        config = GridLlamaConfig.from_pretrained(folder)
+        config.causal = objective == "causal"
+        config.block_length = self.config.block if objective == "block" else 0
+        config.whole = objective == "block" and self.config.share < 1
+        if objective != "masked":  # a masked model keeps what it is
+            config.shifted = objective == "causal"
+        encoder = self.data.encoder
+        encoder.modality.bind(config, encoder.frontend, name)  # raises for what does not fit
+        with LOADING, readable("model", name), quiet():
+            return GridLlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+
+    def _frontend_name(self) -> str:
+        """Name of the frontend in the model's config: a zoo name, or a folder beside the model."""
+        encoder = self.data.encoder
+        return encoder.name if (ZOO / encoder.name).is_dir() else FRONTEND
+
+    # --- data
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes [N, T], prompts [N, P] and unconditional prompts [N, P], long."""
+        encoder, model = self.data.encoder, self.model.config
+        binding = encoder.modality.bind(model, encoder.frontend, "of the run")
+        total, end = binding.space.length, binding.space.eos_token_id
+        rows = []
+        for tokens in self.data.tokens:
+            if len(tokens) > total or (len(tokens) < total and end is None):
+                raise GenError(
+                    f"the data of {self.data.folder} have sequences of {len(tokens)} tokens, and"
+                    f" the model has {total} positions; expected as many"
+                )
+            rows.append(F.pad(tokens, (0, total - len(tokens)), value=end or 0))
+        prompts, nothing = [], []
+        for parts in self.data.conditions:
+            parsed = None if parts is None else encoder.modality.parse(Condition.of(parts))
+            without = binding.without(parsed)
+            nothing.append(without)
+            prompts.append(without if parsed is None else binding.prompt(parsed))
+        ids = [torch.tensor(p) - model.codebook_size for p in (prompts, nothing)]
+        return torch.stack(rows), ids[0], ids[1]
+
+    # --- loss
+
+    def _make_losses(self) -> tuple[Any, Any]:
+        """Losses of a step that trains blocks, and of one that trains whole sequences."""
+        config, shape = self.config, self.shape
+        if config.objective == "causal":
+            return causal_loss(shape), causal_loss(shape)
+        shifted = bool(self.model.config.shifted)
+        whole = masked_loss(shape, self.generator, shifted=shifted)
+        if config.objective == "masked":
+            return whole, whole
+        return block_loss(shape, config.block, self.generator), whole
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        self.generator.manual_seed(seed)
+        device = next(self.model.parameters()).device
+        dropped = torch.rand(len(rows), 1, generator=self.generator) < drop
+        words = torch.where(dropped, self.nothing[rows], self.prompts[rows])
+        blocks, whole = self._losses
+        chosen = torch.rand((), generator=self.generator) < self.config.share
+        batch = (words.to(device), self.codes[rows].to(device))
+        return (blocks if chosen else whole)(forward, batch)[0]
+
+    def save(self, folder: Path) -> None:
+        with quiet():
+            self.model.save_pretrained(folder)
+        if self._frontend_name() == FRONTEND:
+            source = locate(self.data.encoder.name, "frontend")
+            shutil.copytree(source, folder.parent / FRONTEND, dirs_exist_ok=True)
+
+
+class LanguageTask(Task):
+    """Published causal language model, whole or through low-rank adapters (PEFT).
+
+    The loss is that of the tokens behind the condition, whose text stands before them.
+    """
+
+    casts = False
+
+    def __init__(self, config: TrainingConfig, data: TokenData):
+        if config.objective != "causal":
+            raise bad_value("objective", config.objective, "'causal' for a published text model")
+        if not isinstance(config.model, str):
+            raise bad_value(
+                "model", config.model, "the folder of a causal language model with this tokenizer"
+            )
+        self.config, self.data = config, data
+        name = config.model
+        folder = locate(name)
+        if not isinstance(folder, Path):
+            raise bad_value("model", name, "a folder on this machine")
+        tokenizer = HFText.from_pretrained(folder)
+        if codebook_digest(tokenizer.fingerprint) != data.encoder.digest:
+            raise GenError(
+                f"model {name} has another vocabulary than the tokens of {data.folder}, which are"
+                f" those of {data.encoder.name}; expected its own: gen encode text --frontend"
+                f" {name}"
+            )
+        torch.manual_seed(config.seed)
+        with LOADING, readable("model", name), quiet():
+            auto = transformers().AutoModelForCausalLM
+            model = auto.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.tokenizer = tokenizer.tokenizer
+        self.model = model if config.lora is None else adapted(model, config.lora)
+        self.heads = [
+            [] if c is None else data.encoder.frontend.ids(c["text"]) for c in data.conditions
+        ]
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        device = next(self.model.parameters()).device
+        pairs = []
+        for row in rows.tolist():
+            dropped = bool(torch.rand((), generator=generator) < drop)
+            head = [] if dropped else self.heads[row]
+            ids = torch.cat([torch.tensor(head, dtype=torch.long), self.data.tokens[row]])
+            labels = ids.clone()
+            labels[: max(1, len(head))] = -100  # nothing stands before the first token
+            pairs.append((ids[: self.config.max_length], labels[: self.config.max_length]))
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids = pad([i for i, _ in pairs], batch_first=True)
+        labels = pad([t for _, t in pairs], batch_first=True, padding_value=-100)
+        seen = pad([torch.ones_like(i) for i, _ in pairs], batch_first=True)
+        out = forward(input_ids=ids.to(device), attention_mask=seen.to(device), use_cache=False)
+        logits = out.logits[:, :-1].float().flatten(0, 1)
+        return F.cross_entropy(logits, labels[:, 1:].flatten().to(device), ignore_index=-100)
+
+    def save(self, folder: Path) -> None:
+        model = self.model
+        if self.config.lora is not None:
+            model = model.merge_and_unload()
+        with quiet():
+            model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+
+def adapted(model: nn.Module, lora: LoRA) -> Any:
+    """Add low-rank adapters to a model. Raises ``GenError`` without PEFT."""
+    peft = require_package("peft", '"gen-toolkit[peft]"', "a training with lora")
+    options = {"target_modules": list(lora.modules)} if lora.modules else {}
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM", **options
+    )
+    try:
+        return peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise GenError(f"lora does not fit {type(model).__name__}: {error}") from None
+
+
+def seed_of(seed: int, step: int, rank: int = 0) -> int:
+    """Return the seed of a step's masks, another one in every process."""
+    return (seed * SPLIT + step) * SPLIT + rank
