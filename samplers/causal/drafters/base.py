@@ -36,7 +36,6 @@ class Nodes(RowOwner):
     Attributes:
         targets: draft models of the same items, whose rows follow the batch.
         nfe: forward passes of the draft models together, of every item; None without one.
-        hidden_layers: layers of the target whose hidden states ``learn`` needs.
         other_roots: after ``begin``, the distributions [b, M - 1, V] of further draft models there;
             None where there is one.
         hidden_layers: layers of the target whose hidden states ``read`` gets.
@@ -45,7 +44,6 @@ class Nodes(RowOwner):
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
-    hidden_layers: tuple[str, ...] = ()
     other_roots: Tensor | None = None
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
@@ -109,6 +107,7 @@ class DraftSource:
 
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.
+        needs_weights: whether it reads a folder of trained weights (``drafter_weights``).
         draws: ways to draw siblings (``gen.samplers.engine.tree``) that its distributions are good
             for; ``("ranks",)`` for a source that has tokens and no distribution.
         params: parameters of the sampler that it reads, where not every sampler has them.
@@ -119,6 +118,7 @@ class DraftSource:
     """
 
     needs_draft_model: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
     draws: ClassVar[tuple[str, ...]] = DRAWS
     params: ClassVar[tuple[str, ...]] = ()
     width: ClassVar[str] = ""
