@@ -152,12 +152,13 @@ SPECS |= {
 SPECS |= {
     f"drafter-{d}": {"name": "relaxed_acceptance", "drafter": d}
     for d, source in registry.table("drafter").items()
-    if source.makes_chains() and d not in ("jacobi", "model")  # which the specs above have
+    # the specs above have these two, and trained weights are of one model
+    if source.makes_chains() and d not in ("jacobi", "model") and not source.needs_weights
 }
 SPECS |= {
     f"tree-{d}": tree("branching", "recursive", d)
     for d, source in registry.table("drafter").items()
-    if d != "model" and drawable("branching", "recursive", d)
+    if d != "model" and not source.needs_weights and drawable("branching", "recursive", d)
 }
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
 

@@ -45,7 +45,7 @@ SPACES = {"length": LONG, "end": with_end(12, 5)}
 KNOWN = [
     name
     for name, source in registry.table("drafter").items()
-    if source.shapes and not source.several
+    if source.shapes and not source.several and not source.needs_weights
 ]
 WAYS = [
     (drafter, shape, way)
