@@ -35,8 +35,6 @@ class NodeDrafter(Drafter):
         self.targets, self.legal = tuple(nodes.targets), target.legal
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
-        self.hidden_layers = nodes.hidden_layers
-        self.needs = frozenset({"hidden_states"} if nodes.hidden_layers else ())
         self.tree: Tree | None = None
 
     @property
