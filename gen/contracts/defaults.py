@@ -118,7 +118,8 @@ class Defaults:
         return replace(found, models={}, masked_params={})
 
     def sampler(self, part: str = "") -> str:
-        """Return the default sampler: the one of the model's protocol and kind.
+        """Return the default sampler: the one of the model's protocol and kind, or of the first
+        model that the modality has for the part.
 
         Args:
             part: part of the condition that decides which of the modality's models serves it.
@@ -128,10 +129,14 @@ class Defaults:
         """
         kind = self.model_kind or "codes"
         served = [model_key(p, kind) for p in self.protocols] or list(self.models)
-        behind = f"-{part}" if part and not self.protocols else ""
-        for key, name in self.samplers.items():
-            if key + behind in served or not served:
-                return name
+        if part and not self.protocols:
+            behind = f"-{part}"
+            keys = [key.removesuffix(behind) for key in served if key.endswith(behind)]
+            order = [key for key in keys if key in self.samplers]
+        else:
+            order = [key for key in self.samplers if key in served or not served]
+        if order:
+            return self.samplers[order[0]]
         raise GenError(
             f"no default sampler is known for the {' and '.join(served)} models of"
             f" modality {self.modality!r}; expected the name of a sampler"

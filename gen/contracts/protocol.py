@@ -24,7 +24,8 @@ class ModelProtocol:
         adapters: makes an adapter from a network, by kind.
         left_to_right: positions are decoded in order. Tokens to continue then become the end of
             the prompt; else they are written on a canvas.
-        edits: a canvas with masked positions anywhere can be completed.
+        edits: a canvas with masked positions anywhere can be completed; from left to right, tokens
+            that are known ahead count for a position once it is reached.
         draws_lengths: lengths of rows can be drawn from one canvas, before anything is decoded.
         replaces_rows: rows that are done may be replaced by the next items. A model whose cache
             cannot do so decodes batch by batch all the same.

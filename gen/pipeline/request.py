@@ -83,12 +83,14 @@ class StartingPoint:
         space: token space of the results.
         prefix: first tokens [k(, C)] of every result, if any.
         canvas: canvas [B, T(, C)] with masked positions to fill, if any.
+        known: the same long [B, T] for positions that are decoded from left to right.
         overlays: lay the result of each row over its original media; empty without an edit.
     """
 
     space: TokenSpace
     prefix: Tensor | None = None
     canvas: Tensor | None = None
+    known: Tensor | None = None
     overlays: tuple[Callable[[Any], Any], ...] = ()
 
     def overlay(self, row: int, media: Any) -> Any:
@@ -169,10 +171,12 @@ class StartingPoint:
         The source is that of the call, or of each condition (``own``).
         """
         start = request.start
-        if not protocol.edits:
+        # a row that ends early would leave known tokens behind its end
+        has_ends = bool(space.channels) or space.eos_token_id is not None
+        if not protocol.edits or (protocol.left_to_right and has_ends):
             raise GenError(
-                f"sampler {request.spec['name']!r} decodes left to right and cannot edit; use a"
-                " masked one such as 'maskgit' or 'halton'"
+                f"sampler {request.spec['name']!r} decodes left to right and cannot edit here:"
+                " the model makes latents or an eos token; use a masked one such as 'maskgit'"
             )
         if any(own):
             if start != EditSpec():
@@ -183,7 +187,7 @@ class StartingPoint:
             edits = [edit for edit in own if edit is not None]
             made = [modality.edit(e.source, e.mask, frontend, space) for e in edits]
             canvases, overlays = zip(*made, strict=True)
-            return cls(space, None, torch.stack(canvases), overlays)
+            return cls._filling(space, torch.stack(canvases), overlays, protocol)
         region, where = ("mask", start.mask) if start.span is None else ("span", start.span)
         if region != modality.edited_by:
             raise GenError(
@@ -191,7 +195,21 @@ class StartingPoint:
             )
         canvas, overlay = modality.edit(start.source, where, frontend, space)
         rows = len(request.items)
-        return cls(space, None, canvas.expand(rows, *canvas.shape), (overlay,) * rows)
+        canvas = canvas.expand(rows, *canvas.shape)
+        return cls._filling(space, canvas, (overlay,) * rows, protocol)
+
+    @classmethod
+    def _filling(
+        cls,
+        space: TokenSpace,
+        canvas: Tensor,
+        overlays: tuple[Callable[[Any], Any], ...],
+        protocol: type[ModelProtocol],
+    ) -> StartingPoint:
+        """Return the starting point whose masked positions of a canvas are filled."""
+        if protocol.left_to_right:
+            return cls(space, known=canvas, overlays=overlays)
+        return cls(space, canvas=canvas, overlays=overlays)
 
 
 @dataclass(frozen=True)
@@ -219,6 +237,11 @@ class PreparedRun:
     target: Target
     drafts: tuple[Target, ...] = ()
     length_space: TokenSpace | None = None
+
+    def __post_init__(self) -> None:
+        if self.start.known is not None:
+            for target in (self.target, *self.drafts):
+                target.known = self.start.known.to(target.device)
 
     @property
     def replaces_rows(self) -> bool:

@@ -97,6 +97,8 @@ class ImageModality(Modality):
         "masked-images": "image-masked",
         "masked-latents-images": "image-mar",
         "refined_scales-images": "image-scales-masked",
+        "causal-images": "image-causal",
+        "causal-images-draft": "image-draft",
     }
     frontends = {"codes": "image-vq", "latents": "image-kl"}
     default_sampling = {"guidance_scale": 2.0, "top_k": 100}

@@ -29,7 +29,7 @@ from gen.recipes.image.pairs import CELL, Pair, pairs
 CAPTIONER_WORDS = "image-captions-words"
 SEED = 77
 TOLERANCE = 32  # of 255, in any channel
-SAMPLERS = ("maskgit", "halton", "next_scale_masked", "mar")
+SAMPLERS = ("maskgit", "halton", "next_scale_masked", "mar", "speculative_jacobi")
 FIGURES = "evaluation-captions.json"
 
 

@@ -274,7 +274,7 @@ def test_an_edit_changes_the_words_of_its_span_alone(pipes):
     assert (
         all(m.startswith(source) for m in longer) and 6 < max(len(m.split()) for m in longer) <= 9
     )
-    with pytest.raises(GenError, match="decodes left to right and cannot edit"):
+    with pytest.raises(GenError, match="decodes left to right and cannot edit here"):
         pipes["causal"]("copy 1 2", source=source, span="2:4")
     with pytest.raises(GenError, match="have one length; frames is 5"):
         pipe("copy 1 2", MASKGIT, frames=5)

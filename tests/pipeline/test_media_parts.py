@@ -60,7 +60,9 @@ def test_an_edit_alone_is_the_edit_in_a_batch(pipe, source, sampler):
     assert (np.asarray(swapped.media[0]) != np.asarray(batch.media[0])).any()
 
 
-@pytest.mark.parametrize("sampler", ["maskgit", "mar", "next_scale_masked"])
+@pytest.mark.parametrize(
+    "sampler", ["maskgit", "mar", "next_scale_masked", "speculative_jacobi", "speculative"]
+)
 def test_an_edit_keeps_every_pixel_outside_of_its_region(pipe, source, sampler):
     made = np.asarray(pipe({"text": "make it small", "image": source}, sampler, seed=2).media[0])
     small = instructions.parse("make it small").applied(shapes.parse(CAPTION))
@@ -95,8 +97,8 @@ def test_conditions_that_make_no_sense_are_refused(pipe, source, prompt, message
 
 def test_what_cannot_be_done_is_said(pipe, source):
     edit = {"text": "make it blue", "image": source}
-    with pytest.raises(GenError, match="no causal-images model; it has masked-images"):
-        pipe(edit, "autoregressive", seed=0)
+    with pytest.raises(GenError, match="no causal-latents-images model; it has masked-images"):
+        pipe(edit, "continuous_jacobi", seed=0)
     with pytest.raises(GenError, match="names 0 shapes"):
         pipe({"text": "make the ring blue", "image": source}, seed=0)
     with pytest.raises(GenError, match="gives media to start from too"):

@@ -19,6 +19,7 @@ class Causal(ModelProtocol):
     targets = {"codes": CausalTarget, "latents": CausalLatentTarget}
     adapters = {"codes": CausalLM, "latents": CausalLatentLM}
     left_to_right = True
+    edits = True
     closed_form = "Causal"
 
     @classmethod

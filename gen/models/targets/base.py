@@ -172,6 +172,8 @@ class Target:
         name: name of the model in messages; empty where nobody gave one.
         limits: tokens that each item may have, int64 [N], of rows that end with the eos token;
             None where all positions are every item's.
+        known: tokens that positions of each item have to get, long [N, T], masked where they are
+            free; None where all are. Only targets of causal models of codes read it.
         learned: what samplers measured of this model and want to know in the next call; a pipeline
             hands it on.
         evaluator: scores and answers of outputs (``gen.contracts.scorer.Evaluator``), for samplers
@@ -195,6 +197,7 @@ class Target:
     left_to_right: ClassVar[bool] = False
     cache: Any = None
     limits: np.ndarray | None = None
+    known: Tensor | None = None
     evaluator: Any = None
 
     def __init__(
@@ -277,8 +280,11 @@ class Target:
         Raises:
             ValueError: guidance where there is no unconditional branch.
         """
-        fresh = type(self)(*self._init_args(sampling))
-        fresh.name = self.name
+        return self._handed_over(type(self)(*self._init_args(sampling)))
+
+    def _handed_over(self, fresh: Self) -> Self:
+        """Give a fresh target of the same items what this one was given after it was made."""
+        fresh.name, fresh.known = self.name, self.known
         fresh.at_most(self.rows)
         return fresh
 
@@ -352,6 +358,7 @@ class Target:
         )
         fresh.name, fresh.learned, fresh.evaluator = self.name, self.learned, self.evaluator
         fresh.limits = None if self.limits is None else self.limits[items]
+        fresh.known = None if self.known is None else self.known[index]
         return fresh
 
     def _reset_rows(self, rows: np.ndarray) -> None:

@@ -45,14 +45,14 @@ class CausalTarget(Target):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
-        shape = self.rows, self.length + 1
         self.history: Tensor | None = None
+        self._known: Tensor | None = None
         self.past: Past | None = None
         if self.sampling.looks_back:
             prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
             self.past = Past(self.sampling, self.space, *prompts)
         if self.is_history_dependent:
-            self.history = torch.zeros(shape, dtype=torch.long, device=self.device)
+            self.history = self._no_history()
         self.allowed: Tensor | None = None
         # of a tree, the history of every column's branch, [B, L, T + 1]
         self._branches: Tensor | None = None
@@ -67,7 +67,31 @@ class CausalTarget(Target):
     @property
     def is_history_dependent(self) -> bool:
         """True if allowed tokens or logits of a position are made of the tokens before it."""
-        return self.space.is_history_dependent or bool(self.sampling.looks_back)
+        dependent = self.space.is_history_dependent or bool(self.sampling.looks_back)
+        return dependent or self._known is not None
+
+    def _no_history(self) -> Tensor:
+        """Make the history of rows without tokens, long [B, T + 1]."""
+        return torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device)
+
+    @property
+    def known(self) -> Tensor | None:
+        """Tokens that positions of each item have to get; see ``Target.known``."""
+        return self._known
+
+    @known.setter
+    def known(self, canvas: Tensor | None) -> None:
+        self._known = canvas
+        if self.is_history_dependent and self.history is None:
+            self.history = self._no_history()
+
+    def _only_known(self, allowed: Tensor, positions: Tensor) -> Tensor:
+        """Leave of the allowed tokens [B, L, V] of positions [B, L] the known one alone."""
+        known = cast(Tensor, self._known)
+        item = torch.from_numpy(self.prompts.row_items).to(known.device)[:, None]
+        tokens = known[item, positions.clamp_max(known.shape[1] - 1)]
+        only = torch.arange(allowed.shape[-1], device=known.device) == tokens[..., None]
+        return torch.where(self.space.is_masked(tokens)[..., None], allowed, only)
 
     @property
     def replaces(self) -> bool:
@@ -99,19 +123,13 @@ class CausalTarget(Target):
 
     def with_model(self, model: CausalModel) -> Self:
         """Make a fresh target of the same items and sampling parameters with another model."""
-        fresh = type(self)(model, *self._init_args(self.sampling)[1:])
-        fresh.name = self.name
-        fresh.at_most(self.rows)
-        return fresh
+        return self._handed_over(type(self)(model, *self._init_args(self.sampling)[1:]))
 
     def with_space(self, space: TokenSpace) -> Self:
         """Make a fresh target of the same model, items and sampling parameters with another token
         space of the same tokens and positions."""
         model, prompt, _, *rest = self._init_args(self.sampling)
-        fresh = type(self)(model, prompt, space, *rest)
-        fresh.name = self.name
-        fresh.at_most(self.rows)
-        return fresh
+        return self._handed_over(type(self)(model, prompt, space, *rest))
 
     def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
         """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
@@ -422,6 +440,8 @@ class CausalTarget(Target):
             history, at = self._branches.flatten(0, 1), positions.reshape(-1, 1)
         allowed = self.space.apply_constraint(self.legal[at], history[:, 1:], at)
         self.allowed = allowed.view(*positions.shape, -1)
+        if self._known is not None:
+            self.allowed = self._only_known(self.allowed, positions)
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
