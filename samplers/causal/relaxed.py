@@ -46,7 +46,8 @@ class RelaxedAcceptance(ModelDrafted):
     verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi, model or
     another registered one. The drafter jacobi reads ``coupling`` (fresh, maximal or gumbel_shared),
     ``window`` and ``init``; the drafter model reads ``draft_model``, ``num_speculative_tokens``,
-    ``policy``, ``draft_temperature`` and ``draft_guidance``.
+    ``policy``, ``draft_temperature`` and ``draft_guidance``. ``verifier_weights``: folder or name of
+    the trained weights that the verifier judge reads; None is the model's own.
     """
 
     verifier: str = "lantern"
@@ -55,6 +56,7 @@ class RelaxedAcceptance(ModelDrafted):
     coupling: str = "gumbel_shared"
     window: int | str = 64
     init: str = "uniform"
+    verifier_weights: str | None = None
 
     papers = ("2410.03355", "2502.06352", "2401.10774", "2507.22424")
     reference = "plain autoregression"
@@ -64,7 +66,7 @@ class RelaxedAcceptance(ModelDrafted):
         if not registry.get("verifier", self.verifier, "sampler.verifier").relaxed:
             known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
-        self._rule()
+        self._check_weights()
         source = registry.get("drafter", self.drafter, "sampler.drafter")
         if not source.makes_chains():
             known = registry.table("drafter").items()
@@ -80,6 +82,18 @@ class RelaxedAcceptance(ModelDrafted):
                 "fresh, maximal or gumbel_shared; gumbel commits a draft only "
                 "where it is the token itself, so there is no acceptance to relax",
             )
+
+    def _check_weights(self) -> None:
+        """Check what a verifier with trained weights reads. Raises ``GenError``."""
+        rule, weights = self._rule(), self.verifier_weights
+        if weights is not None and not (rule.needs_weights and isinstance(weights, str)):
+            known = registry.table("verifier").items()
+            trained = " or ".join(name for name, v in known if v.needs_weights)
+            expected = f"None, or a folder with sampler.verifier {trained}"
+            raise bad_value("sampler.verifier_weights", weights, expected)
+        if rule.needs_weights and self.drafter == "jacobi":
+            expected = f"a drafter of chains, such as model, with sampler.verifier {self.verifier}"
+            raise bad_value("sampler.drafter", self.drafter, expected)
 
     def _rule(self):
         rule = registry.get("verifier", self.verifier)
@@ -106,5 +120,9 @@ class RelaxedAcceptance(ModelDrafted):
         return self._source().is_timed(self)
 
     def make_drafter(self, target, draft):
-        verifier = self._rule().on(target.space, target.device)
-        return self._source().make(self, target, draft, verifier)
+        verifier = self._rule().attach(target, self.verifier_weights)
+        drafter = self._source().make(self, target, draft, verifier)
+        if verifier.hidden_layers:
+            drafter.needs = drafter.needs | {"hidden_states"}
+            drafter.hidden_layers = (*drafter.hidden_layers, *verifier.hidden_layers)
+        return drafter

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ class StepContext:
         start: committed tokens of each row, long [b].
         positions: grid positions of the columns, long [b, W].
         valid: columns that exist, bool [b, W].
+        hidden_states: hidden states of the step's forward pass once it has run, by the name of the
+            layer, [b, W, D] each; None unless the drafter needs them.
     """
 
     rng: RNG
@@ -59,6 +61,7 @@ class StepContext:
     start: Tensor
     positions: Tensor
     valid: Tensor
+    hidden_states: dict[str, Tensor] | None = field(default=None, kw_only=True)
 
     def categorical(
         self,
@@ -310,6 +313,7 @@ class CausalRun(SteppableRun):
         step = self.branch(step, draft)
         # 3. One forward pass over the last committed token and the drafts
         output = self.target.predict(self.inputs(step, draft), step.positions, draft.parents)
+        step.hidden_states = output.hidden_states
         # 4. Accept drafts, and draw the recovered or the bonus token
         verdict = self.drafter.verify(step, output)
         self.commit_path(verdict)

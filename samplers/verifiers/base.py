@@ -35,6 +35,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import StepContext, Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Tree
@@ -149,6 +150,9 @@ class Verifier:
         draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``).
         needs_greedy: whether it requires temperature 0.
         takes_several: whether it judges siblings that come from several draft models.
+        needs_weights: whether it reads trained weights (``attach``).
+        hidden_layers: layers of the target whose hidden states it reads
+            (``StepContext.hidden_states``).
     """
 
     guarantee = "same_distribution"
@@ -157,6 +161,11 @@ class Verifier:
     draws: ClassVar[tuple[str, ...]] = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
     needs_greedy: ClassVar[bool] = False
     takes_several: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+
+    @property
+    def hidden_layers(self) -> tuple[str, ...]:
+        return ()
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
         """Make the verifier for these tokens.
@@ -165,6 +174,19 @@ class Verifier:
             GenError: the tokens lack what it needs.
         """
         return self
+
+    def attach(self, target: CausalTarget, weights: str | None = None) -> Verifier:
+        """Make the verifier for a model.
+
+        Args:
+            target: the model with its tokens.
+            weights: folder or name of trained weights, where it reads some; None means those that
+                are embedded for the model.
+
+        Raises:
+            GenError: the model or its tokens lack what it needs, or the weights are not its.
+        """
+        return self.on(target.space, target.device)
 
     def verify_tree(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
         """Accept a path of a tree of drafts.

@@ -12,13 +12,25 @@ from itertools import cycle
 from gen.core.registry import registry
 from gen.core.sampler import protocol_of, resolve_sampler
 
+
+def needs_weights(name: str) -> bool:
+    """Whether a sampler or preset reads weights that were trained for one model, which these models
+    are not."""
+    sampler = resolve_sampler(name)[0]
+    kinds = {"verifier": "verifier", "policy": "length_policy"}
+    parts = [registry.table(k).get(vars(sampler).get(field)) for field, k in kinds.items()]
+    return any(part is not None and part.needs_weights for part in parts)
+
+
 EXACT = [name for name, v in registry.table("verifier").items() if not v.relaxed]
-RELAXED = [name for name, v in registry.table("verifier").items() if v.relaxed]
+RELAXED = [
+    name for name, v in registry.table("verifier").items() if v.relaxed and not v.needs_weights
+]
 NAMES = [
     n
     for kind in ("sampler", "preset")
     for n in registry.table(kind)
-    if "codes" in resolve_sampler(n)[0].kinds
+    if "codes" in resolve_sampler(n)[0].kinds and not needs_weights(n)
 ]
 PRESETS = registry.table("preset")
 # test_grid_latent.py has those of latents
@@ -86,7 +98,7 @@ SPECS |= {
     f"{v}-{p}": {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
     for v in CHAINS
     for p, policy in registry.table("length_policy").items()
-    if not policy.needs_same_tokens
+    if not (policy.needs_same_tokens or policy.needs_weights)
 }
 # tokens that do not depend on the drafts
 SPECS |= {

@@ -20,15 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
-from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.base import ModelAdapter
-from gen.models.load.digest import digest_of
 from gen.models.load.locate import readable, zoo
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
 
 MODEL_TYPE = "gen_drafter"
-# sampling parameters that make the distribution of a position from its logits alone
-DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
 RECIPE = "python -m gen.recipes.drafters"
 
 
@@ -66,26 +62,6 @@ class DrafterFacts:
         digest, sampling = target_digest(target), distribution_of(target.sampling)
         size = target.legal.shape[-1]
         return cls(kind, digest, target.name, size, sampling, layers, dict(net or {}))
-
-
-def distribution_of(sampling: SamplingParams) -> dict[str, float]:
-    """Return the sampling parameters that a drafter is trained for, by name."""
-    values = asdict(sampling)
-    return {name: values[name] for name in DISTRIBUTION}
-
-
-def target_digest(target: CausalTarget) -> str:
-    """Digest the weights of a target's model.
-
-    Raises:
-        GenError: the model has no weights.
-    """
-    if not isinstance(target.model, ModelAdapter):
-        raise GenError(
-            f"a trained drafter needs a model with weights, and {type(target.model).__name__} has"
-            " none"
-        )
-    return digest_of(target.model.model)
 
 
 def write_drafter(folder: str | Path, facts: DrafterFacts, weights: Mapping[str, Tensor]) -> None:
@@ -162,21 +138,7 @@ def read_drafter(
         raise GenError(
             f"drafter {path} is of {facts.vocab_size} tokens; expected {size}, those of the model"
         )
-    here = target_digest(target)
-    if facts.target != here:
-        raise GenError(
-            f"drafter {path} was trained for {facts.target_name or 'a model'} with weights"
-            f" {facts.target}; expected {here} ({target.name or 'the model'})"
-        )
-    wanted = distribution_of(target.sampling)
-    other = [k for k in DISTRIBUTION if facts.sampling.get(k) != wanted[k]]
-    if other:
-        trained = ", ".join(f"{k} {facts.sampling.get(k)}" for k in other)
-        came = ", ".join(f"{k} {wanted[k]}" for k in other)
-        raise GenError(
-            f"drafter {path} was trained for {trained}, and the sampling parameters have {came};"
-            " expected equal ones, or a drafter trained for these"
-        )
+    require_trained_for(f"drafter {path}", facts.target, facts.target_name, facts.sampling, target)
     with readable("drafter", path):
         weights = load_file(path / "model.safetensors")
     dtype = target.model.dtype if target.model.dtype.is_floating_point else torch.float32

@@ -31,11 +31,13 @@ class LengthPolicy(RowOwner):
         needs_probability: whether it reads probabilities of drafts, which latents do not have.
         needs_same_tokens: whether other rows of the batch decide about a row's drafts, so that a
             seed means one result only where drafts do not change the tokens.
+        needs_weights: whether it reads trained weights.
     """
 
     lengths = RowState(start=lambda policy: policy.length)
     needs_probability: ClassVar[bool] = False
     needs_same_tokens: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
 
     def __init__(self, rows: int, length: int, params: Any = None):
         self.length, self.params = length, params
