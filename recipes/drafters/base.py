@@ -58,7 +58,8 @@ class Kind(ABC):
         if options.loss not in LOSSES:
             raise unknown("loss", options.loss, LOSSES, "--options")
         self.divergence: Divergence = LOSSES[options.loss]
-        self.options, self.teacher = options, teacher.with_layers(self.layers(teacher))
+        self.options = options
+        self.teacher = teacher.with_layers(self.layers(teacher))
 
     def layers(self, teacher: Teacher) -> tuple[str, ...]:
         """Return the layers of the target whose hidden states the drafter reads."""
@@ -89,7 +90,8 @@ class Kind(ABC):
         """Return the loss of a batch, and figures to log."""
         logq, weight = self.logq(net, batch).float(), self.usable(batch)
         loss = mean_over(self.divergence(batch.logp, logq), weight)
-        return loss, {"acceptance": float(mean_over(acceptance(batch.logp, logq), weight))}
+        accepted = mean_over(acceptance(batch.logp, logq.detach()), weight)
+        return loss, {"acceptance": accepted.item()}
 
     @abstractmethod
     def export(self, net: nn.Module, folder: Path) -> None:

@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from gen.recipes.drafters.base import Kind
 from gen.recipes.drafters.kind_ar import Autoregressive
+from gen.recipes.drafters.kind_eagle import EagleKind
+from gen.recipes.drafters.kind_heads import Hydra, Medusa
 
-KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Autoregressive,)}
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Autoregressive, EagleKind, Medusa, Hydra)}

@@ -30,6 +30,7 @@ from gen.core.registry import register, registry
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.drafters.trained import facts_of_model
 from gen.samplers.causal.length_policies.auto import AutoLength
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
@@ -355,10 +356,15 @@ class DraftsWithModel:
             draft: target of the draft model for the same items, under the target's distribution.
 
         Raises:
-            GenError: the draft model is missing, or speaks of other ids.
+            GenError: the draft model is missing, speaks of other ids, or was trained for another
+                target or other sampling parameters.
         """
         draft = require_same_tokens(target, draft)
-        chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
+        facts = facts_of_model(target, draft)
+        guidance = self.draft_guidance
+        if guidance is None and facts is not None:  # the guidance that it was trained to draft with
+            guidance = facts.net.get("guidance_scale")
+        chosen = {"temperature": self.draft_temperature, "guidance_scale": guidance}
         sampling = dataclasses.replace(
             draft.sampling, **{k: v for k, v in chosen.items() if v is not None}
         )

@@ -20,11 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
-from gen.models.load.locate import readable, zoo
+from gen.models.adapters.base import ModelAdapter
+from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
 
 MODEL_TYPE = "gen_drafter"
+# what the config of a draft model that was trained for one target calls its facts
+CONFIG_KEY = "drafter"
 RECIPE = "python -m gen.recipes.drafters"
 
 
@@ -143,6 +146,33 @@ def read_drafter(
         weights = load_file(path / "model.safetensors")
     dtype = target.model.dtype if target.model.dtype.is_floating_point else torch.float32
     return facts, {k: v.to(target.device, dtype) for k, v in weights.items()}
+
+
+def facts_of_model(target: CausalTarget, draft: CausalTarget) -> DrafterFacts | None:
+    """Read what a draft model was trained for from its config.
+
+    Args:
+        target: the model with its sampling parameters.
+        draft: target of the draft model.
+
+    Returns:
+        The facts; None for a draft model that was trained for no one target.
+
+    Raises:
+        GenError: it was trained for another model or distribution, or the config states no facts.
+    """
+    if not isinstance(draft.model, ModelAdapter):
+        return None
+    stated = config_field(draft.model.model.config, CONFIG_KEY)
+    if stated is None:
+        return None
+    name = f"draft model {draft.name}"
+    try:
+        facts = DrafterFacts(**stated)
+    except TypeError as error:
+        raise GenError(f"{CONFIG_KEY!r} in the config of {name} cannot be read: {error}") from None
+    require_trained_for(name, facts.target, facts.target_name, facts.sampling, target)
+    return facts
 
 
 def embedded() -> list[str]:
