@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gen.modalities.small_language import held_out
@@ -19,10 +21,12 @@ WEIGHTS = {
 }
 
 
-def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
-    """Draw ``n`` tasks, none of them held out, each with one of its right answers."""
+def drawn(
+    n: int, seed: int, only: Sequence[str] = text_tasks.OPS
+) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
+    """Draw ``n`` tasks of some ops, none of them held out, each with one of its right answers."""
     rng, out = np.random.default_rng(seed), []
-    ops = [op for op in text_tasks.OPS for _ in range(WEIGHTS.get(op, 1))]
+    ops = [op for op in only for _ in range(WEIGHTS.get(op, 1))]
     while len(out) < n:
         task = text_tasks.random_task(rng, ops)
         if not held_out(task):

@@ -41,6 +41,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
+from gen.models.targets.masked import MaskedTarget
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
@@ -196,12 +198,25 @@ def begin_run(
             " token with its own position masked; a block model's cache holds one canvas per row;"
             " expected a remasker without that need, or a masked model"
         )
+    if parts.reads_states:
+        require_states(target, params, parts.proposer)
     batch = begin_batch(target, canvas, followers)
     shape, device = batch.prefilled.shape, target.device
     committed_logp = torch.zeros(shape, dtype=torch.float64, device=device)
     finished = torch.zeros(len(batch.canvas), dtype=torch.bool, device=device)
     recorder = StatsRecorder(target.items, trace)
     return MaskedRun(batch, rng, params, parts, recorder, committed_logp, finished)
+
+
+def require_states(target, params: MaskedSampler, proposer: Any) -> None:
+    """Have a target give hidden states. Raises ``GenError`` where it cannot."""
+    if not isinstance(target, MaskedTarget) or params.cache != "none":
+        raise GenError(
+            f"sampler.proposer is {params.proposer!r}, which reads the hidden states of all"
+            f" positions; sampler.cache is {params.cache!r} and the target"
+            f" {type(target).__name__}; expected a masked model of tokens and no cache"
+        )
+    target.require_states(proposer.digest, f"sampler.proposer {params.proposer!r}")
 
 
 def view_canvas(run: MaskedRun) -> MaskedStep:
@@ -234,7 +249,10 @@ def predict(run: MaskedRun, step: MaskedStep) -> None:
         output = run.batch.target.predict(step.canvas)
         fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
         partial = None if output.fresh is None else ~fresh.all(1)
-        step.prediction = Prediction(output.logprobs, output.raw, fresh, under=output.under)
+        states = output.states if run.parts.reads_states else None
+        step.prediction = Prediction(
+            output.logprobs, output.raw, fresh, under=output.under, states=states
+        )
         counts = output.num_computed_tokens, output.num_computed_positions
     else:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)

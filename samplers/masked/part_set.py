@@ -13,6 +13,7 @@ from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.step import (
+    HIDDEN_STATES,
     LEFT_OUT_LOGP,
     LIKELIEST,
     LOGPROBS,
@@ -51,6 +52,7 @@ class PartSet:
         blocks_read_logprobs: whether the block schedule runs after the forward pass.
         masks_rounded_up: whether the schedule's number of masked positions is rounded up.
         takes_likeliest: whether the proposer takes the likeliest token and draws none.
+        reads_states: whether the proposer reads hidden states.
     """
 
     order: Callable[[MaskedStep], Tensor]
@@ -65,6 +67,7 @@ class PartSet:
     blocks_read_logprobs: bool
     masks_rounded_up: bool
     takes_likeliest: bool
+    reads_states: bool
 
 
 def make_parts(
@@ -104,4 +107,5 @@ def make_parts(
         blocks_read_logprobs=LOGPROBS in needs_of(blocks),
         masks_rounded_up=ROUNDED_UP in needs_of(schedule),
         takes_likeliest=LIKELIEST in needs_of(proposer),
+        reads_states=HIDDEN_STATES in needs_of(proposer),
     )

@@ -25,6 +25,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import RNG
 from gen.core.token_space import TokenSpace
+from gen.models.targets.hidden import AdjustableCanvas
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.rows import RowStore
 
@@ -33,6 +34,7 @@ LEFT_OUT_LOGP = "left_out_logp"  # a remasker with this need gets ``MaskedStep.l
 ROUNDED_UP = "rounded_up"  # a schedule with this need has its number of masked positions rounded up
 ANNOUNCED = "announced"  # a cache policy with this need gets the next positions (``announced``)
 COUNTED = "counted"  # a selector with this need reads the scores and the number of the step alone
+HIDDEN_STATES = "hidden_states"  # a proposer with this need gets ``MaskedStep.states``
 LIKELIEST = "likeliest"  # a proposer with this need has the likeliest token for what may not stand
 
 _NEEDS: dict[Callable, frozenset[str]] = {}
@@ -46,7 +48,9 @@ def needs(*names: str) -> Callable[[Part], Part]:
     Args:
         names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker, ``ROUNDED_UP``
             for a schedule, ``ANNOUNCED`` for a cache policy, ``COUNTED`` for a selector that takes
-            the highest scores, as many as the number of the step says, ``LIKELIEST`` for a proposer
+            the highest scores, as many as the number of the step says, ``HIDDEN_STATES`` for a
+            proposer that is a class with ``digest``, that of the weights it was trained for;
+            ``LIKELIEST`` for a proposer
             that takes the likeliest token: where its token may not stand beside others of the step,
             the loop draws none, but takes the likeliest that may.
 
@@ -62,8 +66,8 @@ def needs(*names: str) -> Callable[[Part], Part]:
 
 
 def needs_of(part: Callable) -> frozenset[str]:
-    """Needs that a part declared, none by default."""
-    return _NEEDS.get(part, frozenset())
+    """Needs that a part declared, or its class, none by default."""
+    return _NEEDS.get(part) or _NEEDS.get(type(part), frozenset())
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class Prediction:
         left_out_logp: log-probability of each committed token of the block with its own position
             masked, float64 [b, T], 0 elsewhere; None unless the remasker declares the need.
         under: see ``gen.models.targets.base.StepOutput``.
+        states: hidden states behind the canvases; None unless the proposer declares the need.
     """
 
     logprobs: Tensor
@@ -129,6 +134,7 @@ class Prediction:
     fresh: Tensor
     left_out_logp: Tensor | None = None
     under: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    states: AdjustableCanvas | None = None
 
 
 @dataclass(frozen=True)
@@ -278,6 +284,18 @@ class MaskedStep:
             raise GenError(
                 f"step.{LEFT_OUT_LOGP} is read by a part that does not declare it; expected"
                 f" @needs({LEFT_OUT_LOGP!r}) on the remasker"
+            )
+        return found
+
+    @property
+    def states(self) -> AdjustableCanvas:
+        """Hidden states behind the canvases."""
+        found = self._prediction("states").states
+        if found is None:
+            raise GenError(
+                "step.states is read, and the forward pass kept no hidden states; expected"
+                f" @needs({HIDDEN_STATES!r}) on the proposer, and a remasker without"
+                f" {LEFT_OUT_LOGP!r}"
             )
         return found
 

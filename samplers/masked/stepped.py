@@ -134,10 +134,12 @@ def _gathered(record: R, rows: Tensor) -> R:
 def _of_rows(prediction: Prediction, rows: Tensor) -> Prediction:
     """Return the prediction of the given rows, long [n]."""
     raw, under, left_out = prediction.raw_logprobs, prediction.under, prediction.left_out_logp
+    states = prediction.states
     return Prediction(
         prediction.logprobs[rows],
         None if raw is None else lambda: raw()[rows],
         prediction.fresh[rows],
         None if left_out is None else left_out[rows],
         None if under is None else lambda row, at, legal: under(rows[row], at, legal),
+        None if states is None else states.of_rows(rows),
     )

@@ -21,6 +21,7 @@ from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache, hide
+from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
 from gen.models.nets.grid import GridLlamaForCausalLM
 
@@ -44,6 +45,13 @@ class LanguageModel(ModelAdapter):
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
         """Return the arguments by which the module takes tokens [B, L] at positions [B, L]."""
         return {"input_ids": tokens}
+
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
+        embedded = self.model.get_input_embeddings()(ids)
+        if isinstance(self.model, GridLlamaForCausalLM):
+            embedded = embedded + self.model.locate(positions)
+        return embedded
 
     def _logits(
         self,
@@ -136,13 +144,6 @@ class CausalLM(LanguageModel):
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
 
-    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
-        embedded = self.model.get_input_embeddings()(ids)
-        if isinstance(self.model, GridLlamaForCausalLM):
-            embedded = embedded + self.model.locate(positions)
-        return embedded
-
     @torch.no_grad()
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
@@ -165,10 +166,14 @@ class CausalLM(LanguageModel):
 
     def with_layers(self, layers: Sequence[int]) -> Self:
         """See ``LayeredModel``."""
+        return self.with_network(keep_layers(self.model, layers, self.num_layers))
+
+    def with_network(self, model: torch.nn.Module) -> Self:
+        """Make the adapter of a variant of the network, which has its config."""
         other = copy.copy(self)
-        other.model = keep_layers(self.model, layers, self.num_layers)
+        other.model = model
         # a compiled forward is the whole network's
-        other._lean, other._compiled = LeanLlama.of(other.model), None
+        other._lean, other._compiled = LeanLlama.of(model), None
         return other
 
     def check_layers(self, layers: Sequence[str]) -> None:
@@ -250,7 +255,17 @@ class MaskedLM(LanguageModel):
     def forward(
         self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
     ) -> Tensor:
-        width, keep = ids.shape[1], canvas_length + self.shift
+        return self._run(ids, canvas_length + self.shift, left_padding)[:, :canvas_length]
+
+    def _run(
+        self,
+        ids: Tensor,
+        keep: int,
+        left_padding: Tensor | None,
+        taps: dict[int, Tensor | None] | None = None,
+    ) -> Tensor:
+        """Return logits of the last ``keep`` columns, or all for 0; ``taps`` as ``_logits``."""
+        width = ids.shape[1]
         at = torch.arange(width, device=ids.device)[None].expand_as(ids)
         at, hidden = (
             (at, None)
@@ -264,7 +279,11 @@ class MaskedLM(LanguageModel):
             if self._tables is None or len(self._tables[0]) < width:
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
-            return self._canvas(self._lean, ids, at, self._tables, mask, keep)[:, :canvas_length]
+            if taps is None:
+                return self._canvas(self._lean, ids, at, self._tables, mask, keep)
+            return self._lean.run(
+                ids, at, self._tables, lambda _, q, k, v: attention(q, k, v, mask), keep, taps
+            )
         mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
             len(ids), -1, -1, -1
         )
@@ -275,8 +294,33 @@ class MaskedLM(LanguageModel):
             position_ids=at,
             use_cache=False,
             logits_to_keep=keep,
+            output_hidden_states=taps is not None,
         )
-        return out.logits[:, :canvas_length]
+        if taps is not None:  # the last of them is behind the last norm
+            taps[self.config.num_hidden_layers] = out.hidden_states[-1]
+        return out.logits
+
+    @property
+    def digest(self) -> str:
+        """Digest of the weights, by which what was trained for this model knows it."""
+        return digest_of(self.model)
+
+    @torch.no_grad()
+    def forward_with_states(
+        self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See ``AdjustableModel``."""
+        last = self.config.num_hidden_layers
+        taps: dict[int, Tensor | None] = {last: None}
+        logits, keep = self._run(ids, 0, left_padding, taps), canvas_length + self.shift
+        states = taps[last]
+        assert states is not None, "the last norm always runs"
+        return logits[:, -keep:][:, :canvas_length], states
+
+    @torch.no_grad()
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """See ``AdjustableModel``."""
+        return self.model.get_output_embeddings()(hidden)
 
     @torch.no_grad()
     def part(

@@ -10,7 +10,9 @@ from torch import nn
 from gen.core.errors import GenError
 
 
-def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Module:
+def keep_layers(
+    model: nn.Module, layers: Sequence[int], count: int, after: nn.Module | None = None
+) -> nn.Module:
     """Make a network of some of a network's decoder layers.
 
     Embeddings, norms and head are those of the network. The layers keep their own numbers, by which
@@ -19,6 +21,22 @@ def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Modul
     Args:
         model: causal network of transformers.
         layers: numbers of the layers to keep, upwards.
+        count: decoder layers that the network has.
+        after: a layer of one's own behind them, whose number is not one of them.
+
+    Raises:
+        GenError: the network has no list of that many decoder layers.
+    """
+    name = layers_of(model, count)
+    kept = nn.ModuleList(model.get_submodule(name)[n] for n in layers)
+    return replaced(model, name, kept if after is None else kept.append(after))
+
+
+def layers_of(model: nn.Module, count: int) -> str:
+    """Find the name of a network's list of decoder layers.
+
+    Args:
+        model: causal network of transformers.
         count: decoder layers that the network has.
 
     Raises:
@@ -36,12 +54,15 @@ def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Modul
             f"{type(model).__name__} has {len(found)} lists of {count} decoder layers; expected"
             " one, of which some can be skipped"
         )
-    kept = nn.ModuleList(model.get_submodule(found[0])[n] for n in layers)
-    return _replaced(model, found[0].split("."), kept)
+    return found[0]
+
+
+def replaced(module: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """Copy a network without its parameters, with another module under a name."""
+    return _replaced(module, name.split("."), new)
 
 
 def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
-    """Copy a module without its parameters, with another module at a path."""
     name, *rest = path
     other = copy.copy(module)
     modules = dict(module._modules)  # a copy of a module shares the dictionary of its parts

@@ -135,6 +135,29 @@ class MaskedModel(Protocol):
 
 
 @runtime_checkable
+class AdjustableModel(Protocol):
+    """Masked model whose hidden states a layer can adjust (``gen.models.nets.adjust``)."""
+
+    shift: int
+    digest: str
+
+    def forward_with_states(
+        self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``MaskedModel.forward``; return logits, and what its head reads at every column,
+        [B, P + T, D]."""
+        ...
+
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed tokens [B, L] at positions [B, L], as the first layer gets them: [B, L, D]."""
+        ...
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """Compute the logits [B, L, V] of what the head reads, [B, L, D]."""
+        ...
+
+
+@runtime_checkable
 class CountsKnown(Protocol):
     """Masked network of latents whose ``forward`` takes ``num_known``, the positions known after a
     step, which its guidance grows with."""

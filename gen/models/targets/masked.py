@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.protocols import MaskedModel
+from gen.models.adapters.protocols import AdjustableModel, MaskedModel
 from gen.models.targets.base import StepOutput, Target
+from gen.models.targets.hidden import AdjustableCanvas, AdjustableOutput
 
 
 class MaskedTarget(Target):
@@ -19,6 +23,30 @@ class MaskedTarget(Target):
     """
 
     model: MaskedModel
+    _gives_states = False
+
+    def require_states(self, digest: str, method: str) -> None:
+        """Return the hidden states behind canvases from now on (``AdjustableOutput``).
+
+        Args:
+            digest: digest of the weights that the method was trained for; empty for any.
+            method: method that reads them, for messages.
+
+        Raises:
+            GenError: the model gives none, or has other weights.
+        """
+        if not isinstance(self.model, AdjustableModel):
+            raise GenError(
+                f"{method} reads hidden states, and {type(self.model).__name__} gives logits alone;"
+                " expected a masked model with forward_with_states"
+            )
+        here = self.model.digest
+        if digest and digest != here:
+            raise GenError(
+                f"{method} was trained for a model with weights {digest}; expected {here}"
+                f" ({self.name or 'the model'})"
+            )
+        self._gives_states = True
 
     @property
     def replaces(self) -> bool:
@@ -57,15 +85,44 @@ class MaskedTarget(Target):
             prompt = torch.where(column < left_padding[:, None], canvas[:, :1], prompt)
             extra = (left_padding,)
         tokens = torch.cat([prompt, canvas], 1)
-        logits = self.model.forward(tokens, canvas.shape[1], *extra)
+        states: AdjustableCanvas | None = None
+        if self._gives_states:
+            logits, states = self._with_states(tokens, prompt.shape[1], *extra)
+        else:
+            logits = self.model.forward(tokens, canvas.shape[1], *extra)
         logprobs = self._logprobs(logits, legal if self._narrow else None)
-        return StepOutput(
+        return AdjustableOutput(
             logprobs,
             num_computed,
             num_positions,
             raw=lambda: self._raw(logits, legal),
             under=self._under(logits),
+            states=states,
         )
+
+    def _with_states(
+        self, tokens: Tensor, prefix: int, left_padding: Tensor | None = None
+    ) -> tuple[Tensor, AdjustableCanvas]:
+        """Run the model on columns [H n, P + T]; return logits [H n, T, V] and hidden states."""
+        model, length = cast(AdjustableModel, self.model), tokens.shape[1] - prefix
+        more = () if left_padding is None else (left_padding,)
+        logits, hidden = model.forward_with_states(tokens, length, *more)
+        if model.shift:  # states at a column are about the next one
+            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], 1)
+        at, seen = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), None
+        if left_padding is not None:
+            seen = at >= left_padding[:, None]
+            at = (at - left_padding[:, None]).clamp_min(0)
+        branches, prompt = self.branches, tokens[:, :prefix]
+        states = AdjustableCanvas(model, branches, prompt, hidden, at, seen, self._shaped)
+        return logits, states
+
+    def _shaped(self, logits: Tensor, canvas: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Make final log-probabilities [n, T, V] of logits [H n, T, V] of canvases [n, T], and a
+        function that returns the model's own."""
+        legal = self._allowed(canvas)
+        logprobs = self._logprobs(logits, legal if self._narrow else None)
+        return logprobs, lambda: self._raw(logits, legal)
 
     def _allowed(self, canvas: Tensor) -> Tensor:
         """Find the tokens that may stand at each position of canvases [n, T]: bool [(n,) T, V]."""
