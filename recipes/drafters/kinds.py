@@ -5,6 +5,9 @@ from __future__ import annotations
 from gen.recipes.drafters.base import Kind
 from gen.recipes.drafters.kind_ar import Autoregressive
 from gen.recipes.drafters.kind_eagle import EagleKind
+from gen.recipes.drafters.kind_exit import Exit
 from gen.recipes.drafters.kind_heads import Hydra, Medusa
+from gen.recipes.drafters.kind_parallel import Masked, Prompt
 
-KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Autoregressive, EagleKind, Medusa, Hydra)}
+ALL = (Autoregressive, EagleKind, Medusa, Hydra, Exit, Masked, Prompt)
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in ALL}

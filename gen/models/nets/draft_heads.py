@@ -1,0 +1,145 @@
+"""Heads that draft from hidden states of a model: one for each depth of the draft.
+
+The state is that of the position that the last committed token was drawn from. The head of depth k
+gives the token at depth k behind that token: depth 0 is its direct successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DraftHeads(Protocol):
+    """Heads of K depths.
+
+    Attributes:
+        depth: number of heads K.
+    """
+
+    depth: int
+
+    def __call__(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
+        """Return the logits [..., V] of one depth.
+
+        Args:
+            depth: the head, below K.
+            state: hidden states, [..., D] or of several layers [..., S D].
+            embedded: embeddings of the last committed token and the drafts on the way, [..., n, D]
+                with n > depth; later ones are not read.
+        """
+        ...
+
+
+class MedusaHeads(nn.Module):
+    """Medusa heads: x + SiLU(W x), then a projection to the vocabulary; they read no draft.
+
+    Cai et al., "Medusa" (arXiv 2401.10774). W begins at 0, so that a head begins as the target's.
+
+    Args:
+        head: projection of the target, [V, D].
+        depth: number of heads K.
+    """
+
+    def __init__(self, head: Tensor, depth: int):
+        super().__init__()
+        self.depth, (size, width) = depth, head.shape
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.projections = nn.ModuleList(nn.Linear(width, size, bias=False) for _ in range(depth))
+        for block, projection in zip(self.blocks, self.projections, strict=True):
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+            projection.weight.data.copy_(head.detach())
+
+    def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
+        """See ``DraftHeads``."""
+        block, projection = self.blocks[depth], self.projections[depth]
+        x = state.to(projection.weight.dtype)
+        return projection(x + F.silu(block(x)))
+
+
+class HydraHeads(nn.Module):
+    """Hydra heads: each reads the drafts on the way as well; the target's projection is shared.
+
+    Ankner et al., "Hydra" (arXiv 2402.05109). A head is a linear map of state and embeddings plus
+    SiLU of another one, then x + SiLU(W x). All of it begins at the state.
+
+    Args:
+        head: projection of the target, [V, D]; it is no parameter.
+        depth: number of heads K.
+        states: number of layers S whose states are read; the last one is the last norm's.
+    """
+
+    def __init__(self, head: Tensor, depth: int, states: int = 1):
+        super().__init__()
+        self.depth, self.width = depth, head.shape[1]
+        self.register_buffer("head", head.detach().clone(), persistent=False)
+        sizes = [(states + k + 1) * self.width for k in range(depth)]
+        self.skips = nn.ModuleList(nn.Linear(n, self.width, bias=False) for n in sizes)
+        self.gates = nn.ModuleList(nn.Linear(n, self.width) for n in sizes)
+        self.blocks = nn.ModuleList(nn.Linear(self.width, self.width) for _ in sizes)
+        for part in (*self.skips, *self.gates, *self.blocks):
+            nn.init.zeros_(part.weight)
+        for part in (*self.gates, *self.blocks):
+            nn.init.zeros_(part.bias)
+        for skip in self.skips:
+            last = slice((states - 1) * self.width, states * self.width)
+            skip.weight.data[:, last] = torch.eye(self.width)
+
+    def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
+        """See ``DraftHeads``."""
+        weight = self.skips[depth].weight
+        given = torch.cat([state, embedded[..., : depth + 1, :].flatten(-2)], -1).to(weight.dtype)
+        x = self.skips[depth](given) + F.silu(self.gates[depth](given))
+        x = x + F.silu(self.blocks[depth](x))
+        return F.linear(x, self.head.to(x.dtype))
+
+
+class RecurrentHeads(nn.Module):
+    """One head for all depths, which reads its own last feature and the token between.
+
+    Clover's regressive connection (Xiao et al., arXiv 2405.00263) without its attention: the
+    feature of depth k is f + SiLU(W f) with f = A [feature of depth k - 1, embedding of the token
+    before depth k]. Depth 0 reads the state of the target.
+
+    Args:
+        head: projection of the target, [V, D]; it is no parameter.
+        depth: depths K that are drafted.
+        states: as of ``HydraHeads``.
+    """
+
+    def __init__(self, head: Tensor, depth: int, states: int = 1):
+        super().__init__()
+        self.depth, self.width = depth, head.shape[1]
+        self.register_buffer("head", head.detach().clone(), persistent=False)
+        self.enter = nn.Linear(states * self.width, self.width, bias=False)
+        self.merge = nn.Linear(2 * self.width, self.width, bias=False)
+        self.gate = nn.Linear(2 * self.width, self.width)
+        self.block = nn.Linear(self.width, self.width)
+        for part in (self.enter, self.merge, self.gate, self.block):
+            nn.init.zeros_(part.weight)
+        for part in (self.gate, self.block):
+            nn.init.zeros_(part.bias)
+        self.enter.weight.data[:, (states - 1) * self.width :] = torch.eye(self.width)
+        self.merge.weight.data[:, : self.width] = torch.eye(self.width)
+
+    def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
+        """See ``DraftHeads``."""
+        x = self.enter(state.to(self.enter.weight.dtype))
+        for k in range(depth + 1):
+            given = torch.cat([x, embedded[..., k, :].to(x.dtype)], -1)
+            x = self.merge(given) + F.silu(self.gate(given))
+            x = x + F.silu(self.block(x))
+        return F.linear(x, self.head.to(x.dtype))
+
+
+TRUNKS = {"heads": HydraHeads, "recurrent": RecurrentHeads}
+
+
+def hydra_of(net: Mapping[str, Any], head: Tensor) -> HydraHeads | RecurrentHeads:
+    """Make Hydra heads from the arguments of a folder: ``trunk``, ``depth`` and ``states``."""
+    return TRUNKS[net["trunk"]](head, int(net["depth"]), int(net["states"]))

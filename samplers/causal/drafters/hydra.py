@@ -1,0 +1,37 @@
+"""Hydra heads: every depth of the draft has a head, which reads the drafts before it too.
+
+    heads       a head for each depth. Ankner et al., "Hydra: Sequentially-Dependent Draft Heads for
+                Medusa Decoding" (arXiv 2402.05109)
+    recurrent   one head for all depths, which reads its own last feature. Xiao et al., "Clover:
+                Regressive Lightweight Speculative Decoding with Sequential Knowledge" (arXiv
+                2405.00263), without its attention
+
+The heads share the target's projection to the vocabulary. They may read hidden states of several
+layers.
+
+Guarantee: that of the verifier, whatever the heads.
+"""
+
+from __future__ import annotations
+
+from gen.core.registry import register
+from gen.models.nets.draft_heads import hydra_of
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection
+from gen.samplers.causal.drafters.trained import read_drafter
+
+KIND = "hydra"
+
+
+@register("drafter", KIND)
+class Hydra(DraftSource):
+    """Drafts with trained heads, which read the target's hidden states and the drafts before.
+    Parameters: ``drafter_weights``."""
+
+    needs_weights = True
+
+    @classmethod
+    def nodes(cls, sampler, target, draft):
+        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
+        net = hydra_of(facts.net, projection(target, KIND))
+        return HeadNodes(target, checked_load(net, weights, KIND), facts.layers)
