@@ -1,0 +1,82 @@
+"""Untrained drafters of a small Llama, in the folders that samplers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_llama import small_llama
+from torch import nn
+
+from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import CausalLM
+from gen.models.nets.draft_heads import MedusaHeads, hydra_of
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.exit import exit_layer
+from gen.samplers.causal.drafters.heads import projection
+from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
+from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+
+V, DEPTH, LAST = 24, 3, "model.norm"
+NET = small_llama(V)
+PROMPTS = torch.tensor([[7, 11, 19, 4], [2, 23, 9, 0], [19, 5, 6, 8]])
+LENGTHS = torch.tensor([4, 3, 4])
+UNCOND = torch.tensor([[1, 2], [1, 2], [1, 2]])
+PLAIN = SamplingParams()
+GUIDED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
+# kind of drafter, layers that it reads and arguments of its network, by name
+KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "medusa": ("medusa", (LAST,), {"depth": DEPTH}),
+    "hydra": ("hydra", (LAST,), {"depth": DEPTH, "trunk": "heads", "states": 1}),
+    "recurrent": (
+        "hydra",
+        ("model.layers.0", LAST),
+        {"depth": DEPTH, "trunk": "recurrent", "states": 2},
+    ),
+    "exit": ("exit", (), {"exit_layer": 1}),
+    "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
+    "prompt": ("prompt", (), {"depth": DEPTH}),
+}
+
+
+def target(
+    length: int, ids: int, sampling: SamplingParams = PLAIN, rows: tuple[int, ...] = (0, 1, 2)
+) -> CausalTarget:
+    at = list(rows)
+    uncond = UNCOND[at] if sampling.guided else None
+    space = TokenSpace.codes((length,), V, ids)
+    return CausalTarget(CausalLM(NET), PROMPTS[at], space, sampling, uncond, LENGTHS[at])
+
+
+def network(name: str, of: CausalTarget) -> nn.Module:
+    """The untrained network of a drafter of a target."""
+    kind, _, arguments = KINDS[name]
+    if kind == "medusa":
+        return MedusaHeads(projection(of, kind), DEPTH)
+    if kind == "hydra":
+        return hydra_of(arguments, projection(of, kind))
+    if kind == "exit":
+        return exit_layer(of.model, arguments["exit_layer"])
+    if kind == "masked":
+        return masked_network(of.model, arguments)
+    return PromptTokens(DEPTH, NET.get_input_embeddings().weight)
+
+
+def scrambled(net: nn.Module) -> nn.Module:
+    """The network with other weights, large enough to say something."""
+    torch.manual_seed(7)
+    net = net.double()
+    for p in net.parameters():
+        p.data.copy_(torch.randn(p.shape) * (0.5 if p.dim() > 1 else 0.2) + (p.dim() == 1))
+    return net.eval()
+
+
+def write(name: str, of: CausalTarget, folder: Path, net: nn.Module | None = None) -> str:
+    """Write the folder of a drafter, with scrambled weights if none are given."""
+    kind, layers, arguments = KINDS[name]
+    net = scrambled(network(name, of)) if net is None else net
+    facts = DrafterFacts.of(kind, of, layers, arguments)
+    write_drafter(folder, facts, dict(net.named_parameters()))
+    return str(folder)
