@@ -1,4 +1,4 @@
-"""What a kind of drafter is to the recipe: a network, a loss over a batch of sequences, a folder."""
+"""What a kind of drafter is to the recipe: a network, its loss over a batch, and a folder."""
 
 from __future__ import annotations
 

@@ -161,9 +161,7 @@ class Teacher:
         GenError: the model is no causal language model of tokens.
     """
 
-    def __init__(
-        self, pipe: Pipeline, prompts: Sequence[str], layers: tuple[str, ...] = ()
-    ):
+    def __init__(self, pipe: Pipeline, prompts: Sequence[str], layers: tuple[str, ...] = ()):
         self.pipe, self.layers = pipe, layers
         self.items = pipe.plan(prompts)
         sampler, sampling = pipe.resolve({"name": SAMPLER})
@@ -237,9 +235,14 @@ class Teacher:
             logp = logp.log_softmax(-1).half()
             parts.append(
                 Sequences(
-                    items[rows], tokens[rows], weight[rows], ids.int(), logp,
-                    batch.states, batch.prompt_states,
-                )  # fmt: skip
+                    items[rows],
+                    tokens[rows],
+                    weight[rows],
+                    ids.int(),
+                    logp,
+                    batch.states,
+                    batch.prompt_states,
+                )
             )
         return Sequences.concatenated(parts)
 

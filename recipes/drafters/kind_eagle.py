@@ -55,6 +55,7 @@ class EagleKind(Kind):
 
     name = "eagle"
     options_type = EagleOptions
+    muon = ".weight"
 
     def __init__(self, teacher: Teacher, options: Any):
         if options.method not in ("eagle1", "eagle3"):
@@ -153,7 +154,7 @@ class EagleKind(Kind):
         return total, figures
 
     def _first_loss(self, net: Net, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of EAGLE: smooth L1 to the target's head input, and soft cross-entropy."""
+        """Return the loss of EAGLE: smooth L1 to the head's true input, and cross-entropy."""
         weight = self.usable(batch)
         noise = NOISE * 512 / batch.tokens.shape[1]
         outputs = self.unrolled(net, batch, 1, noise)[0].float()

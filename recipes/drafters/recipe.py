@@ -161,9 +161,7 @@ class DrafterRecipe:
     def _batches(self, data: Sequences, size: int) -> Iterator[Batch]:
         return batches(self.teacher, data, size, seed=19)
 
-    def _steps(
-        self, net: nn.Module, data: Sequences, name: str, size: int, phases: int
-    ) -> int:
+    def _steps(self, net: nn.Module, data: Sequences, name: str, size: int, phases: int) -> int:
         """Return the number of steps that fit into the time of a phase.
 
         An interrupted run keeps the number that it began with.

@@ -178,7 +178,8 @@ def unrolled_attention(made: list[Entries]) -> Tensor:
         if j
     ]
     own = [(query * key).sum(-1).transpose(1, 2)[..., None] * scale for key, _ in drafted]
-    weights = torch.cat([scores, *own], -1).float().softmax(-1).to(query.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.cat([scores, *own], -1).to(wide).softmax(-1).to(query.dtype)
     out = torch.einsum("bhqk,bkhd->bqhd", weights[..., :size], first.value)
     for n, (_, value) in enumerate(drafted):
         out = out + weights[..., size + n].transpose(1, 2)[..., None] * value

@@ -131,9 +131,10 @@ class EagleNodes(Nodes):
         assert output.hidden_states is not None, "the loop asked for hidden states"
         self.states = self._fused(output.hidden_states)
         if self.keys is None:
-            shape = len(self.states), self._num_slots + 1, self.layer.heads, -1
-            empty = self.states.new_zeros(len(self.states), self._num_slots + 1, self.states.shape[-1])
-            self.keys, self.values = empty.view(shape), empty.clone().view(shape)
+            rows, width = len(self.states), self.states.shape[-1]
+            empty = self.states.new_zeros(rows, self._num_slots + 1, width)
+            self.keys = empty.unflatten(-1, (self.layer.heads, -1))
+            self.values = self.keys.clone()
         if output.prompt_states is not None:
             self._read_prompts(output)
 
@@ -219,9 +220,7 @@ class EagleNodes(Nodes):
 
 def drafted_params(sampling: SamplingParams, temperature: float | None) -> SamplingParams:
     """Return the parameters of drafts that a single branch makes: filters without guidance."""
-    plain = SamplingParams(
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    )
+    plain = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return plain if temperature is None else replace(plain, temperature=temperature)
 
 

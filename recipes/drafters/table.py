@@ -1,0 +1,127 @@
+"""Compare drafters of a modality's model on held-out prompts, one item at a time.
+
+    python -m gen.recipes.drafters.table text --drafter eagle=W/drafter --prompts 50
+
+prints a row for plain autoregression, for Jacobi decoding, for drafters without a model, for an
+untrained small model, for the modality's own draft model and for every trained drafter: parameters,
+minutes of training, ``alpha`` (acceptance of a first draft on held-out prefixes, where the recipe
+measured it), tokens per forward pass of the target, share of accepted drafts, passes of the drafter
+per item and wall time per item. ``--spec`` adds a row for any sampler, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from gen.core.errors import GenError, unknown
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.pipeline import Pipeline, load
+from gen.pipeline.request import GenerationRequest
+from gen.recipes.drafters.data import Teacher, held_out_prompts
+from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
+from gen.recipes.drafters.kinds import KINDS
+
+UNTRAINED = ("autoregressive", "speculative_jacobi", "prompt_lookup", "suffix", "token_recycling")
+HEAD = "| drafter | parameters | minutes | alpha | tokens/pass | accepted | draft passes | ms |"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: its name, the sampler, and the folder of a trained drafter."""
+
+    name: str
+    spec: dict[str, Any]
+    folder: Path | None = None
+
+
+def measured(pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any]) -> list[str]:
+    """Decode items one by one: tokens per pass, accepted share, draft passes and milliseconds."""
+    sampler, sampling = pipe.resolve(spec)
+    request = GenerationRequest(items, spec, sampler, sampling, max_batch=1)
+    pipe.run(pipe.prepare(GenerationRequest(items[:1], spec, sampler, sampling)))
+    began = time.perf_counter()
+    stats = pipe.run(pipe.prepare(request)).stats
+    each = (time.perf_counter() - began) / len(stats)
+    per_pass = sum(s.tokens for s in stats) / sum(s.nfe for s in stats)
+    rates = [s.draft_acceptance_rate for s in stats if s.draft_acceptance_rate is not None]
+    passes = mean(s.draft_nfe or 0 for s in stats)
+    accepted = f"{mean(rates):.3f}" if rates else ""
+    return [f"{per_pass:.2f}", accepted, f"{passes:.1f}" if passes else "", f"{1000 * each:.0f}"]
+
+
+def trained_cells(folder: Path | None) -> list[str]:
+    """Return parameters, minutes and alpha of a folder, as far as they are known."""
+    if folder is None:
+        return ["", "", ""]
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        count = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    figures = folder.parent / "figures.json"
+    known = json.loads(figures.read_text()) if figures.is_file() else {}
+    return [f"{count:,}", str(known.get("minutes", "")), str(known.get("alpha", ""))]
+
+
+def rows_of(pipe: Pipeline, asked: Sequence[str], untrained: Path) -> list[Row]:
+    """List the rows of a modality.
+
+    Args:
+        pipe: pipeline of the modality.
+        asked: trained drafters, as KIND=FOLDER.
+        untrained: folder for a small model of random weights.
+    """
+    prompts = held_out_prompts(pipe.modality, 1)
+    teacher = Teacher(pipe, prompts)
+    random = Autoregressive(teacher, ModelOptions(start="none", width=32, depth=1))
+    random.export(random.network(), untrained)
+    rows = [Row(name, {"name": name}) for name in UNTRAINED]
+    rows.append(Row("untrained model", random.sampler(untrained), untrained))
+    rows.append(Row("own draft model", {"name": "speculative"}))
+    for entry in asked:
+        kind, _, folder = entry.partition("=")
+        if kind not in KINDS:
+            raise unknown("kind of drafter", kind, KINDS, "--drafter")
+        if not (Path(folder) / "config.json").is_file():
+            raise GenError(f"--drafter came with {entry!r}; expected KIND=FOLDER of a drafter")
+        made = KINDS[kind](teacher, KINDS[kind].options_type())
+        rows.append(Row(kind, made.sampler(Path(folder)), Path(folder)))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table of a command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modality")
+    parser.add_argument("--model", help="name of the model (default: the modality's own)")
+    parser.add_argument("--drafter", action="append", default=[], metavar="KIND=FOLDER")
+    parser.add_argument("--spec", action="append", default=[], metavar="JSON")
+    parser.add_argument("--only", nargs="*", help="names of the rows to print (default: all)")
+    parser.add_argument("--prompts", type=int, default=50)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    pipe = load(args.modality, args.model)
+    items = pipe.plan(held_out_prompts(pipe.modality, args.prompts))
+    print(HEAD + "\n|" + " --- |" * HEAD.count(" | ") + " --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_of(pipe, args.drafter, Path(folder) / "untrained")
+        rows += [Row(text, json.loads(text)) for text in args.spec]
+        for row in rows:
+            if args.only is None or row.name in args.only:
+                cells = trained_cells(row.folder) + measured(pipe, items, row.spec)
+                print(f"| `{row.name}` | {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
