@@ -26,5 +26,6 @@ def train(args: argparse.Namespace) -> int:
         print(json.dumps(done, ensure_ascii=False))
         return 0
     print(f"model: {done['model']}")
-    print(f"page: {done['page']}")
+    if "page" in done:
+        print(f"page: {done['page']}")
     return 0

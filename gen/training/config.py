@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,27 @@ class LoRA:
     rank: int = 8
     alpha: float = 16.0
     modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Options of the objective ``drafter`` (``gen.recipes.drafters``).
+
+    Attributes:
+        kind: kind of drafter.
+        modality: modality of the model; empty for the first word of its name.
+        minutes: time of training.
+        prompts: sequences of the model to train on.
+        options: options of the kind.
+        quick: run all stages briefly.
+    """
+
+    kind: str = "ar"
+    modality: str = ""
+    minutes: float = 3.0
+    prompts: int = 2000
+    options: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +121,7 @@ class TrainingConfig:
     device: str = "cpu"
     lora: LoRA | None = None
     samples: tuple[str, ...] = ()
-    drafter: Mapping[str, Any] | None = None
+    drafter: Drafter = Drafter()
 
     @property
     def warmup_steps(self) -> int:
@@ -113,7 +134,7 @@ class TrainingConfig:
 
 
 KEYS = tuple(f.name for f in fields(TrainingConfig))
-NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA}
+NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA, "drafter": Drafter}
 FREE = ("device",)  # keys that may differ when a run is resumed
 
 
@@ -147,7 +168,7 @@ def _override(tree: dict[str, Any], text: str) -> None:
     where = f"override {shown(text)}"
     if not equals:
         raise GenError(f"{where} has no '='; expected key=value, such as steps=100")
-    if first not in KEYS or (second and first not in (*NODES, "drafter")):
+    if first not in KEYS or (second and first not in NODES):
         raise unknown("key", key, KEYS, where)
     if not second:
         tree[first] = load_yaml(value)
@@ -201,6 +222,12 @@ def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
         if made.width % 32:
             raise bad_value("model.width", made.width, "a multiple of 32", where)
         _check_bools({"model.tied": made.tied}, where)
+    elif isinstance(made, Drafter):
+        check_int("drafter.prompts", made.prompts, 1, where=where)
+        _check_number("drafter.minutes", made.minutes, 0, float("inf"), where)
+        _check_bools({"drafter.quick": made.quick}, where)
+        if not isinstance(made.options, Mapping):
+            raise bad_value("drafter.options", made.options, "options of the kind", where)
     else:
         check_int("lora.rank", made.rank, 1, where=where)
         _check_number("lora.alpha", made.alpha, 0, float("inf"), where)
@@ -211,9 +238,15 @@ def _check(config: TrainingConfig, where: str) -> None:
     if config.objective not in OBJECTIVES:
         raise unknown("objective", config.objective, OBJECTIVES, where)
     if not isinstance(config.model, (str, NewModel)) or not config.model:
-        raise bad_value("model", config.model, "a name, a folder or {width: ..., layers: ...}", where)
+        raise bad_value(
+            "model", config.model, "a name, a folder or {width: ..., layers: ...}", where
+        )
     if config.lora is not None and not isinstance(config.lora, LoRA):
         raise bad_value("lora", config.lora, "{rank: ...} or null", where)
+    if not isinstance(config.drafter, Drafter):
+        raise bad_value("drafter", config.drafter, "{kind: ...}", where)
+    if config.objective == "drafter" and not isinstance(config.model, str):
+        raise bad_value("model", config.model, "the name of the model to draft for", where)
     for name in ("steps", "batch_size", "log_every", "save_every", "max_length"):
         check_int(name, getattr(config, name), 1, where=where)
     check_int("seed", config.seed, 0, where=where)

@@ -13,8 +13,8 @@ from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
-from gen.models.load.locate import ZOO, locate, pick_device, read_config
 from gen.modalities.grid_base import GridModality
+from gen.models.load.locate import ZOO, locate, pick_device, read_config
 from gen.tokenizers.action.base import ActionFrontend
 from gen.tokenizers.text.hf_text import HFText
 from gen.tokenizers.text.words import TextWords
@@ -148,7 +148,9 @@ def size_of(encoder: Encoder, asked: str | None = None, resize: bool = False) ->
     if asked is not None:
         parts = asked.lower().split("x")
         if len(parts) != len(axes) or not all(p.isdecimal() and int(p) for p in parts):
-            raise bad_value("size", asked, f"{len(axes)} numbers such as {'x'.join(map(str, axes))}")
+            raise bad_value(
+                "size", asked, f"{len(axes)} numbers such as {'x'.join(map(str, axes))}"
+            )
         axes = tuple(map(int, parts))
     steps = frontend.config.compression
     if any(n % s for n, s in zip(axes, steps, strict=True)):

@@ -71,7 +71,7 @@ class Loop:
         options = TrainConfig(
             steps=config.steps, lr=config.lr, weight_decay=config.weight_decay, muon=muon
         )
-        return make_optimizers(Trained(self.model), options)
+        return make_optimizers(self.model, options)
 
     def run(self, say: Callable[[str], None]) -> list[dict[str, Any]]:
         """Train to the end, from the checkpoint if there is one.
@@ -96,7 +96,7 @@ class Loop:
         return self.rows
 
     def _forward(self) -> Any:
-        if self.task.casts and WEIGHTS == torch.bfloat16:
+        if self.task.casts and torch.bfloat16 == WEIGHTS:
             return cast_weights(self.model, torch.bfloat16)
         return self.model
 
@@ -192,17 +192,3 @@ class Loop:
             self.average.state, self.average.steps = saved["average"], saved["step"]
         self.step, self.since, self.rows = saved["step"], saved["since"], saved["rows"]
         say(f"resumed at step {self.step}")
-
-
-class Trained(nn.Module):
-    """View of a model whose parameters are those that are trained."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        return iter(self._trained.items())
-
-    def parameters(self, recurse: bool = True) -> Any:
-        return iter(self._trained.values())

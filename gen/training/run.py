@@ -14,6 +14,7 @@ from gen.config.job import make_job
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
 from gen.jobs.run import run_job
+from gen.recipes.drafters.recipe import main as drafter_recipe
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data
 from gen.training.loop import LOG, Loop
@@ -37,11 +38,13 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
 
     Returns:
         ``model`` (folder), ``page``, ``steps``, ``loss`` of the first and the last row of the log,
-        and ``validation``.
+        and ``validation``; of a drafter ``model`` alone.
 
     Raises:
         GenError: data, model or objective do not fit each other, or ``out`` holds something else.
     """
+    if config.objective == "drafter":
+        return train_drafter(config)
     data, out = load_data(config.data), Path(config.out)
     open_run(out, config, data)
     task = make_task(config, data)
@@ -63,6 +66,23 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
     }
+
+
+def train_drafter(config: TrainingConfig) -> dict[str, Any]:
+    """Train a drafter of a model by the recipe ``gen.recipes.drafters``, in the folder of the run.
+
+    Returns:
+        ``model``: folder of the drafter.
+    """
+    asked = config.drafter
+    argv = ["--model", str(config.model), "--kind", asked.kind, "--out", config.out]
+    argv += ["--minutes", str(asked.minutes), "--prompts", str(asked.prompts)]
+    argv += ["--modality", asked.modality] if asked.modality else []
+    argv += ["--quick"] if asked.quick else []
+    if asked.options:
+        argv += ["--options", *(f"{k}={v}" for k, v in asked.options.items())]
+    drafter_recipe(argv)
+    return {"model": str(Path(config.out) / "drafter")}
 
 
 def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
@@ -168,5 +188,3 @@ def write_page(
     )
     body = f'<div class="panels">{curve(rows)}</div>{shown}<h2>Keys</h2><ul>{settings}</ul>'
     return put_page(out, f"gen train: {out.name}", about, body)
-
-

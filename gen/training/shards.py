@@ -60,9 +60,7 @@ def write_shard(path: Path, shard: Shard, mark: str) -> None:
         "conditions": shard.conditions,
         "skipped": shard.skipped,
     }
-    data = save(
-        {"tokens": flat, "lengths": lengths}, {"gen": json.dumps(head, ensure_ascii=False)}
-    )
+    data = save({"tokens": flat, "lengths": lengths}, {"gen": json.dumps(head, ensure_ascii=False)})
     put(path, lambda temporary: temporary.write_bytes(data))
 
 

@@ -307,4 +307,3 @@ class Size:
             f"{name} has {spelled(came)}; expected {spelled(self.axes)} (--resize makes it so,"
             " --size states another)"
         )
-

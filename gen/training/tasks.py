@@ -89,7 +89,9 @@ class GridTask(Task):
         self.model = self._model()
         shape = self.model.config
         if config.objective == "block" and math.prod(shape.grid) % config.block:
-            raise bad_value("block", config.block, f"a divisor of {math.prod(shape.grid)} positions")
+            raise bad_value(
+                "block", config.block, f"a divisor of {math.prod(shape.grid)} positions"
+            )
         self.shape = Shape(
             tuple(shape.grid),
             shape.prefix_length,
@@ -297,9 +299,7 @@ def adapted(model: nn.Module, lora: LoRA) -> Any:
     """Add low-rank adapters to a model. Raises ``GenError`` without PEFT."""
     peft = require_package("peft", '"gen-toolkit[peft]"', "a training with lora")
     options = {"target_modules": list(lora.modules)} if lora.modules else {}
-    config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM", **options
-    )
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM", **options)
     try:
         return peft.get_peft_model(model, config)
     except ValueError as error:

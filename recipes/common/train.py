@@ -170,12 +170,14 @@ class _TrainingState:
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for the matrices that ``config.muon`` names."""
+    """AdamW, and Muon for the matrices that ``config.muon`` names, for the parameters that have
+    gradients."""
     muon = config.muon
-    matrices = [p for n, p in model.named_parameters() if muon and muon[0] in n and p.ndim == 2]
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for n, p in named if muon and muon[0] in n and p.ndim == 2]
     by_muon = {id(p) for p in matrices}
-    decayed = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in by_muon]
-    plain = [p for p in model.parameters() if p.ndim < 2]
+    decayed = [p for _, p in named if p.ndim >= 2 and id(p) not in by_muon]
+    plain = [p for _, p in named if p.ndim < 2]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},

@@ -69,21 +69,28 @@ QUICK = TextPlan(
 )
 
 
+def text_codes(data: list[tuple[text_tasks.Task, tuple[str, ...]]]) -> tuple[Tensor, Tensor]:
+    """Return the ids of answers and then the eos token (int16 [N, 16]), and the slots of prompts
+    (uint8 [N, 16]).
+    """
+    id_of, modality = {w: i for i, w in enumerate(text_tasks.WORDS)}, TextModality()
+    codes = torch.full((len(data), POSITIONS), len(id_of), dtype=torch.int16)
+    for row, (_, answer) in zip(codes.numpy(), data, strict=True):
+        row[: len(answer)] = [id_of[w] for w in answer]
+    slots = [modality.prompt_words(task) for task, _ in data]
+    return codes, torch.tensor(slots, dtype=torch.uint8)
+
+
 def make_tokens(work: Path, plan: TextPlan, log=print) -> None:
     """Save tasks that are not held out: the ids of an answer and then the eos token (int16 [N,
     16]), and the slots of the prompt (uint8 [N, 16]).
     """
-    frontend, modality = TextWords.of(text_tasks.WORDS, POSITIONS), TextModality()
+    frontend = TextWords.of(text_tasks.WORDS, POSITIONS)
     frontend.save_pretrained(work / "frontend")
-    id_of = {w: i for i, w in enumerate(frontend.words)}
-    data = drawn(plan.tasks, seed=1)
-    codes = torch.full((len(data), POSITIONS), frontend.eos_token_id, dtype=torch.int16)
-    for row, (_, answer) in zip(codes.numpy(), data, strict=True):
-        row[: len(answer)] = [id_of[w] for w in answer]
-    slots = torch.tensor([modality.prompt_words(task) for task, _ in data], dtype=torch.uint8)
+    codes, slots = text_codes(drawn(plan.tasks, seed=1))
     torch.save({"codes": codes, "slots": slots}, work / "tokens.pt")
     length = float((codes != frontend.eos_token_id).sum(1).float().mean())
-    log(f"{len(data)} tasks; {length:.1f} words per answer")
+    log(f"{len(codes)} tasks; {length:.1f} words per answer")
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:

@@ -51,7 +51,10 @@ def audio(folder: Path, count: int) -> Path:
     return _keep(
         "audio",
         folder,
-        [(balls.render([(3, "high", True)]), str(s.caption())) for s in balls.scenes(count, 0, False)],
+        [
+            (balls.render([(3, "high", True)]), str(s.caption()))
+            for s in balls.scenes(count, 0, False)
+        ],
     )
 
 

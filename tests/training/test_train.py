@@ -151,7 +151,9 @@ def test_a_model_of_the_zoo_is_a_better_start_than_none(tokens, tmp_path):
 
 def test_lengths_that_differ_end_with_the_end(tmp_path):
     encode_folder("motion", own_media.motion(tmp_path / "media", 6), tmp_path / "D")
-    task = GridTask(config(tmp_path / "D", tmp_path / "E", validation=0.0), load_data(tmp_path / "D"))
+    task = GridTask(
+        config(tmp_path / "D", tmp_path / "E", validation=0.0), load_data(tmp_path / "D")
+    )
     lengths = [len(t) for t in task.data.tokens]
     assert len(set(lengths)) > 1 and task.codes.shape == (6, 98)
     end = task.model.config.codebook_size - 1

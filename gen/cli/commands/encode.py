@@ -17,7 +17,9 @@ def add_encode(commands: Commands) -> None:
         "\nRepeating the command goes on where it ended.",
     )
     parser.add_argument("modality", metavar="MODALITY", help="a modality (see gen ls modalities)")
-    parser.add_argument("folder", metavar="FOLDER", help="media, or .txt files of one text per line")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="media, or .txt files of one text per line"
+    )
     parser.add_argument("--out", metavar="D", required=True, help="folder of the shards")
     parser.add_argument(
         "--frontend",
