@@ -4,12 +4,13 @@
                                                                    gen/zoo/text-judge-probe
     python -m gen.recipes.text.judge_decoding --out DIR --quick    a smoke run of the same path
 
-Training tasks are answered by the target up to a random position, and from there by the draft
-model, half of them with its argmax tokens. A draft is right if the target's greedy continuation of
+Training tasks, most of which have several right answers, are answered by the target up to a random
+position, half of them up to none, as a first round is; and from there by the draft model, half of
+them with its argmax tokens. A draft is right if the target's greedy continuation of
 it passes the checker; what follows a wrong draft is left out, and so are beginnings that the target
 fails from. The probe (``gen.samplers.verifiers.relaxed.judge``) is a logistic regression on the
-target's hidden states at the drafts and their log-probability. No task is held out of these; a tenth of them is kept for the
-measurement that is printed, and ``evaluate`` decodes held-out tasks.
+target's hidden states and distributions at the drafts. No task is held out of these; a
+tenth of them is kept for the measurement that is printed, and ``evaluate`` decodes held-out tasks.
 """
 
 from __future__ import annotations
@@ -22,24 +23,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams
+from gen.modalities.small_language import draw_conditions
 from gen.modalities.text import tasks as text_tasks
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, target_digest
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
-from gen.recipes.text.data import drawn
 from gen.samplers.verifiers.relaxed.judge import LAYER, Probe, inputs_of
 
 NAME, SEED, RIDGE, STEPS = "text-judge-probe", 31, 1e-3, 100
 KEPT = 0.1  # share of the tasks that the fit does not see
-RELAXATIONS = (0.05, 0.2, 0.5, 0.8)
+BEGINNINGS = 0.5  # share of the tasks that are drafted from their first word on
+RELAXATIONS = (0.02, 0.05, 0.1, 0.2, 0.5)
 MANY = text_tasks.RANDOM  # tasks with several right answers
+OPS = (*text_tasks.OPS, *MANY, *MANY)  # of training tasks
 DRAFTED = {"name": "relaxed_acceptance", "verifier": "judge", "drafter": "model"}
 
 
@@ -66,7 +70,7 @@ class LabelledDrafts:
     """Drafts with what a probe reads of them.
 
     Attributes:
-        inputs: float32 [n, D + 1], inputs of the probe (``inputs_of``).
+        inputs: float32 [n, D + 3], inputs of the probe (``inputs_of``).
         right: bool [n].
         task: number of each draft's task, long [n].
     """
@@ -121,15 +125,25 @@ class Models:
         return torch.tensor(verdicts)
 
     def inputs(self, items: Sequence[ItemPlan], tokens: Tensor, layer: str) -> Tensor:
-        """Compute the inputs of a probe at every token but the last, [B, T - 1, D + 1]."""
+        """Compute the inputs of a probe at every token but the last, [B, T - 1, D + 3]."""
         target = self.target(items, self.sampling.temperature)
         target.require_hidden_states((layer,), "a judge")
         before = torch.cat([tokens[:, :1], tokens[:, :-1]], 1)
         at = torch.arange(tokens.shape[1]).expand_as(before)
         output = target.predict(before, at)
         assert output.hidden_states is not None, "they were asked for"
-        log_p = output.logprobs.gather(-1, tokens[..., None])[..., 0]
-        return inputs_of(output.hidden_states[layer][:, 1:], log_p[:, :-1])
+        return inputs_of(
+            output.hidden_states[layer][:, 1:], output.logprobs[:, :-1], tokens[:, :-1]
+        )
+
+
+def training_prompts(count: int) -> list[str]:
+    """Draw prompts of tasks that are not held out."""
+
+    def task(rng: np.random.Generator) -> text_tasks.Task:
+        return text_tasks.random_task(rng, OPS)
+
+    return [str(t) for t in draw_conditions(count, SEED, task, False)]
 
 
 def labelled(models: Models, prompts: Sequence[str], first: int, rows: int) -> LabelledDrafts:
@@ -148,6 +162,7 @@ def labelled(models: Models, prompts: Sequence[str], first: int, rows: int) -> L
     answers = models.continued(target, blank, nothing)
     lengths = (answers != end).sum(1) + 1
     cut = (torch.rand(count, generator=models.generator) * lengths).long()
+    cut = cut.masked_fill(torch.rand(count, generator=models.generator) < BEGINNINGS, 0)
     half = count // 2
     drafted = torch.cat(
         [
@@ -176,7 +191,7 @@ def labelled(models: Models, prompts: Sequence[str], first: int, rows: int) -> L
 
 
 def fit(data: LabelledDrafts) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression with a small ridge: weights [D + 1] and bias []."""
+    """Fit a logistic regression with a small ridge: weights [D + 3] and bias []."""
     x, y = data.inputs.double(), data.right.double()
     mean, scale = x.mean(0), x.std(0).clamp_min(1e-6)
     z = (x - mean) / scale
@@ -211,7 +226,7 @@ def separation(probe: Probe, data: LabelledDrafts) -> dict[str, float]:
 def trained(pipe: Pipeline, draft: str, plan: JudgePlan) -> tuple[Probe, dict[str, float]]:
     """Fit a probe: it, and what it does on drafts that the fit did not see."""
     models = Models(pipe, draft)
-    prompts = [str(task) for task, _ in drawn(plan.tasks, SEED)]
+    prompts = training_prompts(plan.tasks)
     starts = range(0, len(prompts), plan.rows)
     parts = [labelled(models, prompts[a : a + plan.rows], a, plan.rows) for a in starts]
     inputs, right, task = (torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0]))

@@ -46,8 +46,9 @@ class RelaxedAcceptance(ModelDrafted):
     verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi, model or
     another registered one. The drafter jacobi reads ``coupling`` (fresh, maximal or gumbel_shared),
     ``window`` and ``init``; the drafter model reads ``draft_model``, ``num_speculative_tokens``,
-    ``policy``, ``draft_temperature`` and ``draft_guidance``. ``verifier_weights``: folder or name of
-    the trained weights that the verifier judge reads; None is the model's own.
+    ``policy``, ``draft_temperature`` and ``draft_guidance``; exit reads them but for the model, and
+    ``drafter_weights``, a folder. ``verifier_weights``: folder or name
+    of the trained weights that the verifier judge reads; None is the model's own.
     """
 
     verifier: str = "lantern"
@@ -56,6 +57,7 @@ class RelaxedAcceptance(ModelDrafted):
     coupling: str = "gumbel_shared"
     window: int | str = 64
     init: str = "uniform"
+    drafter_weights: str | None = None
     verifier_weights: str | None = None
 
     papers = ("2410.03355", "2502.06352", "2401.10774", "2507.22424")

@@ -152,7 +152,10 @@ class ModelDrafter(Drafter):
         )
         active = asked[:, 0]
         for column in range(most):
-            logprobs = self.draft.predict(given, at).logprobs[:, -1]
+            output = self.draft.predict(given, at)
+            logprobs = output.logprobs[:, -1]
+            if output.hidden_states is not None:
+                self.policy.read(output.hidden_states)
             drawn, mass = self.chain.draw(step, column, logprobs, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
@@ -336,7 +339,9 @@ class DraftsWithModel:
     ) -> ModelDrafter:
         """Make the drafter; arguments and errors as in ``draft_target``."""
         draft = self.draft_target(target, draft)
-        return ModelDrafter(draft, chain, self.length_policy(target, draft.rows))
+        policy = self.length_policy(target, draft.rows)
+        policy.attach(target, draft)
+        return ModelDrafter(draft, chain, policy)
 
     def length_policy(self, target: CausalTarget, rows: int) -> LengthPolicy:
         """Make the policy that decides how long the chains of so many rows are."""

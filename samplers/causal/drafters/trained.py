@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
-from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.language_models import CausalLM
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
@@ -28,6 +28,7 @@ from gen.models.targets.identity import distribution_of, require_trained_for, ta
 MODEL_TYPE = "gen_drafter"
 # what the config of a draft model that was trained for one target calls its facts
 CONFIG_KEY = "drafter"
+WHERE = "sampler.drafter_weights"
 RECIPE = "python -m gen.recipes.drafters"
 
 
@@ -83,13 +84,16 @@ def write_drafter(folder: str | Path, facts: DrafterFacts, weights: Mapping[str,
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def read_facts(name: str | None, kind: str, target_name: str) -> tuple[Path, DrafterFacts]:
+def read_facts(
+    name: str | None, kind: str, target_name: str, where: str = WHERE
+) -> tuple[Path, DrafterFacts]:
     """Find a drafter's folder and read its facts.
 
     Args:
         name: folder, or name of an embedded drafter; None means the embedded one of the target.
         kind: kind of the drafter.
         target_name: name of the target.
+        where: parameter that names it, for messages.
 
     Raises:
         GenError: there is no such drafter, or it is of another kind.
@@ -103,7 +107,7 @@ def read_facts(name: str | None, kind: str, target_name: str) -> tuple[Path, Dra
                 f" sampler.drafter_weights, a folder that `{RECIPE} --model"
                 f" {target_name or 'MODEL'} --kind {kind}` writes"
             )
-        raise unknown("drafter", asked, embedded(), "sampler.drafter_weights; it is no folder")
+        raise unknown("drafter", asked, embedded(), f"{where}; it is no folder")
     try:
         config = json.loads((path / "config.json").read_text())
         found = config.pop("model_type", None) if isinstance(config, dict) else None
@@ -114,12 +118,12 @@ def read_facts(name: str | None, kind: str, target_name: str) -> tuple[Path, Dra
         raise GenError(f"the config of drafter {asked} cannot be read: {error}") from None
     if facts is None or facts.kind != kind:
         came = found if facts is None else facts.kind
-        raise GenError(f"sampler.drafter_weights {asked} is of kind {came}; expected {kind}")
+        raise GenError(f"{where} {asked} is of kind {came}; expected {kind}")
     return path, facts
 
 
 def read_drafter(
-    name: str | None, kind: str, target: CausalTarget
+    name: str | None, kind: str, target: CausalTarget, where: str = WHERE
 ) -> tuple[DrafterFacts, dict[str, Tensor]]:
     """Read a drafter of a target.
 
@@ -127,6 +131,7 @@ def read_drafter(
         name: folder, or name of an embedded drafter; None means the embedded one of the target.
         kind: kind of the drafter.
         target: the model with its sampling parameters.
+        where: parameter that names it, for messages.
 
     Returns:
         Facts, and the weights on the target's device in its dtype.
@@ -135,7 +140,7 @@ def read_drafter(
         GenError: there is no such drafter, it is of another kind, vocabulary, model or
             distribution, or its weights cannot be read.
     """
-    path, facts = read_facts(name, kind, target.name)
+    path, facts = read_facts(name, kind, target.name, where)
     size = target.legal.shape[-1]
     if facts.vocab_size != size:
         raise GenError(
@@ -161,7 +166,7 @@ def facts_of_model(target: CausalTarget, draft: CausalTarget) -> DrafterFacts | 
     Raises:
         GenError: it was trained for another model or distribution, or the config states no facts.
     """
-    if not isinstance(draft.model, ModelAdapter):
+    if not isinstance(draft.model, CausalLM):
         return None
     stated = config_field(draft.model.model.config, CONFIG_KEY)
     if stated is None:

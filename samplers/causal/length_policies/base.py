@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.rows import RowOwner, RowState
 
 
@@ -47,6 +48,18 @@ class LengthPolicy(RowOwner):
     def most(self) -> int:
         """Most drafts of any row in the next step."""
         return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def attach(self, target: CausalTarget, draft: CausalTarget) -> None:
+        """Learn which models draft and verify, before the first step.
+
+        Raises:
+            GenError: the policy needs weights that are not these models'.
+        """
+
+    def read(self, states: dict[str, Tensor]) -> None:
+        """Read the draft model's hidden states [b, n, D] by layer, the last of which the newest
+        draft's distribution comes from; it is called before ``stop`` where the policy asked for
+        some."""
 
     def begin(self) -> None:
         """Begin a step: no row has a draft yet."""

@@ -1,21 +1,22 @@
 """Judge decoding: a linear probe on the target's hidden states accepts drafts that it takes for
 right, though the target would have said something else.
 
-    s_i = sigmoid(w h_i + u max(log p(x_i), -20) + b)
+    s_i = sigmoid(w (h_i, log p_i(x_i), max log p_i, H(p_i)) + b)
                                       h_i: the target's last hidden state at draft i, after the norm
     accepted                          if s_i > 1 - r and p(x_i) > 0, or by the token verifier
 
 A draft that differs from what the target would have drawn may be as good: a shuffled list has many
 right orders. The token verifier rejects it wherever q(x) > p(x). The target has read the draft in
 the same forward pass, and its hidden state there tells whether it was a mistake. The paper's probe
-reads that alone; on a small model it separates right from wrong drafts badly, and log p(x) beside
-it well. Labels come of a checker: a draft is right if the target's greedy continuation of it
-passes. The weights are few (D + 2), and ``gen.recipes.text.judge_decoding`` fits them.
+reads that alone; on a small model it separates right from wrong drafts badly, and well with log p,
+its maximum and the entropy beside it. Labels come of a checker: a draft is right if the target's
+greedy continuation of it passes. The weights are few (D + 4), and
+``gen.recipes.text.judge_decoding`` fits them.
 
 A probe is a folder with ``config.json``, which holds the digest of the target's weights, the
 sampling parameters and the layer, and ``model.safetensors``. A probe of other weights or another
 distribution is refused. A draft in the last column of a forward pass has no hidden state yet; the
-token verifier judges it alone. Drafts come of a model (drafters ``model``, ``pearl``, ``layer_skip``):
+token verifier judges it alone. Drafts come of a model (``model``, ``pearl``, ``layer_skip``):
 Jacobi iterates carry drafts past a rejection, whose hidden states are of another past.
 
 Reference: Bachmann et al., "Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
@@ -57,14 +58,14 @@ RECIPE = "python -m gen.recipes.text.judge_decoding"
 
 @dataclass(frozen=True)
 class Probe:
-    """Linear probe on a target's hidden states and the log-probability of the draft.
+    """Linear probe on a target's hidden states and distributions.
 
     Attributes:
         target: digest of the target's weights.
         target_name: name of the target, for messages.
         sampling: sampling parameters by name, those of ``DISTRIBUTION``.
         layer: name of the submodule whose output it reads.
-        weight: float32 [D + 1], the last one of log p.
+        weight: float32 [D + 3], in the order of ``inputs_of``.
         bias: float32 [].
     """
 
@@ -76,7 +77,7 @@ class Probe:
     bias: Tensor = field(repr=False, compare=False)
 
     def probability(self, inputs: Tensor) -> Tensor:
-        """Compute the probability that drafts are right, from ``inputs_of`` [..., D + 1]: float32
+        """Compute the probability that drafts are right, from ``inputs_of`` [..., D + 3]: float32
         [...]."""
         return (inputs @ self.weight + self.bias).sigmoid()
 
@@ -123,22 +124,26 @@ class Probe:
             weight, bias = tensors["weight"].float(), tensors["bias"].float()
         if weight.ndim != 1 or bias.ndim:
             shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
-            raise GenError(f"probe {path} has shapes {shapes}; expected (D + 1,) and ()")
+            raise GenError(f"probe {path} has shapes {shapes}; expected (D + 3,) and ()")
         return cls(**facts, weight=weight.to(target.device), bias=bias.to(target.device))
 
 
-def inputs_of(hidden: Tensor, log_p: Tensor) -> Tensor:
+def inputs_of(hidden: Tensor, logp: Tensor, ids: Tensor) -> Tensor:
     """Join the inputs of a probe.
 
     Args:
         hidden: the target's hidden states at drafts, [..., D].
-        log_p: log-probabilities of the drafts under the target's final distribution, [...].
+        logp: the target's final log-probabilities where the drafts stand, [..., V].
+        ids: the drafts, long [...].
 
     Returns:
-        float32 [..., D + 1].
+        float32 [..., D + 3]: the hidden state, log p of the draft, the maximum of log p, and the
+        entropy.
     """
-    log_p = log_p.float().nan_to_num(LEAST, neginf=LEAST).clamp_min(LEAST)
-    return torch.cat([hidden.float(), log_p[..., None]], -1)
+    logp = logp.float().nan_to_num(-torch.inf, neginf=-torch.inf)
+    log_p = logp.gather(-1, ids[..., None]).clamp_min(LEAST)
+    most, entropy = logp.amax(-1, keepdim=True), torch.special.entr(logp.exp()).sum(-1)
+    return torch.cat([hidden.float(), log_p, most.clamp_min(LEAST), entropy[..., None]], -1)
 
 
 def embedded() -> list[str]:
@@ -200,35 +205,36 @@ class Judge(Relaxed):
         if not self.relaxation:
             return super().decide(step, proposal, drafted, logp)
         length = drafted.shape[1]
-        log_p = draft_logp(proposal, logp[:, :length])
-        right = self.right(step.hidden_states, log_p) & (log_p > -torch.inf)
+        possible = draft_logp(proposal, logp[:, :length]) > -torch.inf
+        right = self.right(step.hidden_states, logp[:, :length], proposal.tokens) & possible
         chance = self.chance(proposal, logp[:, :length])
         chance = torch.where(right, torch.ones_like(chance), chance)
         kept = step.flip(chance, "accept", drafted) & drafted
         return num_accepted(kept), lambda rejected: self.residual_at(proposal, logp, rejected)
 
-    def right(self, states: dict[str, Tensor] | None, log_p: Tensor) -> Tensor:
+    def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
         """Judge the drafts of every row.
 
         Args:
             states: hidden states [b, W, D] by layer; the draft of column i entered column i + 1.
-            log_p: log-probabilities of the drafts [b, L].
+            logp: log-probabilities where the drafts stand, [b, L, V].
+            ids: drafts, long [b, L].
 
         Returns:
             bool [b, L].
         """
         assert self.probe is not None and states is not None, "attach comes first"
-        length = log_p.shape[1]
+        length = ids.shape[1]
         hidden = states[self.probe.layer][:, 1 : length + 1]
-        width = hidden.shape[-1] + 1
-        if len(self.probe.weight) != width:
+        n = hidden.shape[1]
+        inputs = inputs_of(hidden, logp[:, :n], ids[:, :n])
+        if len(self.probe.weight) != inputs.shape[-1]:
             raise GenError(
-                f"the probe has {len(self.probe.weight)} weights; expected {width}, those of"
-                f" {self.probe.layer} and one more"
+                f"the probe has {len(self.probe.weight)} weights; expected {inputs.shape[-1]},"
+                f" those of {self.probe.layer} and three more"
             )
-        probability = self.probe.probability(inputs_of(hidden, log_p[:, : hidden.shape[1]]))
-        judged = probability > 1 - self.relaxation
-        return torch.nn.functional.pad(judged, (0, length - judged.shape[1]))
+        judged = self.probe.probability(inputs) > 1 - self.relaxation
+        return torch.nn.functional.pad(judged, (0, length - n))
 
     def credit(self, proposal, logp):
         return draft_logp(proposal, logp)

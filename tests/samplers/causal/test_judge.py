@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
-from gen.models.targets.identity import distribution_of, target_digest
 from gen.modalities.text import tasks as text_tasks
+from gen.models.targets.identity import distribution_of, target_digest
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
 from gen.samplers.engine.causal_loop import StepContext
@@ -36,7 +36,7 @@ def saved(pipe: Pipeline, folder, bias: float, **changed) -> str:
     models = Models(pipe, "text-draft")
     target = models.target(pipe.plan(PROMPTS[:1]), 1.0)
     facts = target_digest(target), target.name, distribution_of(target.sampling), LAYER
-    probe = Probe(*facts, torch.zeros(target.model.config.hidden_size + 1), torch.tensor(bias))
+    probe = Probe(*facts, torch.zeros(target.model.config.hidden_size + 3), torch.tensor(bias))
     dataclasses.replace(probe, **changed).save_pretrained(folder)
     return str(folder)
 
@@ -92,7 +92,7 @@ def test_the_draft_itself_is_judged():
     proposal, drafted, logp = drafts(rows, length, 0)
     exact = Token().decide(step_of(torch.zeros(rows, length + 1, 1), rows, length), proposal,
                            drafted, logp)[0]  # fmt: skip
-    judge = Judge(0.5, probe=probe_of([10.0, 0.0], -5.0))
+    judge = Judge(0.5, probe=probe_of([10.0, 0.0, 0.0, 0.0], -5.0))
     for column in range(length):
         hidden = torch.zeros(rows, length + 1, 1)
         hidden[:, column + 1] = 1
@@ -106,7 +106,7 @@ def test_the_draft_itself_is_judged():
 def test_a_draft_without_a_hidden_state_is_judged_by_the_exact_rule():
     rows, length = 60, 3
     proposal, drafted, logp = drafts(rows, length, 1)
-    judge = Judge(0.5, probe=probe_of([0.0, 0.0], 5.0))
+    judge = Judge(0.5, probe=probe_of([0.0, 0.0, 0.0, 0.0], 5.0))
     hidden = torch.zeros(rows, length, 1)  # of no column behind the last draft
     found = judge.decide(step_of(hidden, rows, length), proposal, drafted, logp)[0]
     assert found.min() == length - 1 and 0 < (found == length).sum() < rows
@@ -116,17 +116,18 @@ def test_an_impossible_draft_never_passes():
     rows, length = 60, 2
     proposal, drafted, logp = drafts(rows, length, 2)
     logp = logp.scatter(-1, proposal.tokens[..., None], -torch.inf)
-    judge = Judge(1.0, probe=probe_of([0.0, 0.0], 50.0))
+    judge = Judge(1.0, probe=probe_of([0.0, 0.0, 0.0, 0.0], 50.0))
     step = step_of(torch.zeros(rows, length + 1, 1), rows, length)
     assert judge.decide(step, proposal, drafted, logp)[0].eq(0).all()
 
 
-def test_the_probe_reads_log_p_from_its_least_value_on():
-    hidden = torch.randn(2, 3)
-    found = inputs_of(hidden, torch.tensor([-torch.inf, -0.5]))
-    assert found.tolist() == [[*hidden[0].tolist(), LEAST], [*hidden[1].tolist(), -0.5]]
-    with_nan = inputs_of(hidden, torch.tensor([torch.nan, -50.0]))
-    assert with_nan[:, -1].tolist() == [LEAST, LEAST]
+def test_the_probe_reads_state_log_p_maximum_and_entropy():
+    hidden, half = torch.randn(3, 2), torch.tensor(0.5).log()
+    logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [torch.nan] * 3]).log()
+    found = inputs_of(hidden, logp, torch.tensor([1, 2, 0]))
+    assert found[:, :2].equal(hidden)
+    wanted = torch.tensor([[half, half, -half], [LEAST, 0, 0], [LEAST, LEAST, 0]])
+    assert torch.allclose(found[:, 2:], wanted)
 
 
 def committed(judge: Judge, logq: Tensor, logp: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ def test_a_step_is_no_further_than_its_draft(least):
     """Drafts of a log p above ``least`` pass: the law is q f + R norm((p - q)+)."""
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     q = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)
-    judge = Judge(0.5, probe=probe_of([0.0, 1.0], -least))
+    judge = Judge(0.5, probe=probe_of([0.0, 1.0, 0.0, 0.0], -least))
     f = torch.where(p.log() > least, torch.ones_like(p), (p / q).clamp_max(1))
     rest = (p - q).clamp_min(0)
     wanted = q * f + (1 - (q * f).sum()) * rest / rest.sum()
@@ -173,7 +174,7 @@ def test_a_probe_of_another_model_or_distribution_is_refused(pipe, tmp_path):
     with pytest.raises(GenError, match="with weights 0000000000000000; expected"):
         pipe(PROMPTS[0], SPEC | {"verifier_weights": other})
     narrow = saved(pipe, tmp_path / "narrow", 0.0, weight=torch.zeros(5))
-    with pytest.raises(GenError, match="the probe has 5 weights; expected 97"):
+    with pytest.raises(GenError, match="the probe has 5 weights; expected 99"):
         pipe(PROMPTS[0], SPEC | {"verifier_weights": narrow})
     with pytest.raises(GenError, match="verifier_weights text-filter is of kind position_filter"):
         pipe(PROMPTS[0], SPEC | {"verifier_weights": "text-filter"})
@@ -203,7 +204,7 @@ def test_labels_of_a_task_with_one_answer_are_its_words(pipe):
     for task in data.task.unique():
         assert data.right[data.task == task][:-1].all()
     # the greedy target copies without a mistake, so the log p of what is right is near 0
-    log_p = data.inputs[:, -1]
+    log_p = data.inputs[:, -3]
     assert log_p[data.right].min() > -1
 
 
