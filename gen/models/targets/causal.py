@@ -214,8 +214,7 @@ class CausalTarget(Target):
             start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
         if self._has_fresh:
-            plain = parents is None and not self.hidden_layers
-            if fresh.all() and plain:
+            if fresh.all() and parents is None:
                 prefix = self._before()
                 tokens = torch.cat([take(first, prefix), tokens], 1)
                 slots = torch.cat([prefix, slots], 1)
@@ -229,6 +228,10 @@ class CausalTarget(Target):
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
+        if prefix is not None and hidden is not None:
+            every = torch.arange(self.rows, device=self.device)
+            prompt_states = PromptStates(every, {k: x[:, :-width] for k, x in hidden.items()})
+            hidden = {k: x[:, -width:] for k, x in hidden.items()}
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         logprobs, raw = self._outcome(out, grid)
