@@ -1,0 +1,67 @@
+"""Drafts of a model that is causal and masked at once: the target itself, at mask tokens.
+
+    draft    the last committed token and k masks behind it, in one forward pass of the target: the
+             first draft is from the distribution at the token, which is the target's own, and draft
+             j from that at mask j, a prediction of the mask's own position
+    verify   as for any other drafter
+
+The target has to be trained for both (``gen.recipes.text.dual``): its masks see what stands before
+them and the masks between, as WeDLM's dual stream trains them. The pass that drafts is one of the
+target and counted as a draft pass; drafts and the verification of the drafts before them would
+share a pass only if masks followed every draft.
+
+Guarantee: that of the verifier, whatever the weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.models.load.locate import config_field
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.exit import language_model
+from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
+from gen.samplers.engine.causal_loop import CausalStep
+
+DUAL = "dual_stream"
+MOST = 32  # masks behind the last token
+
+
+class DualNodes(ParallelNodes):
+    """Distributions of the target at its mask tokens, each about its own position."""
+
+    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+        first = super().begin(step, tokens)
+        # mask 1 is about the same position as the last token, which knows better
+        nothing = torch.full_like(first, -torch.inf)
+        self.logq = torch.cat([first[:, None], self.logq[:, 2:], nothing[:, None]], 1)
+        return first
+
+
+@register("drafter", DUAL)
+class DualStream(DraftSource):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
+
+    needs_weights = True  # those of the target
+
+    @classmethod
+    def nodes(cls, sampler, target, draft):
+        if sampler.drafter_weights is not None:
+            raise GenError(
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter {DUAL} is"
+                " the target itself; expected None"
+            )
+        model = language_model(target, DUAL)
+        mask, size = config_field(model.config, "mask_token_id"), model.config.vocab_size
+        if mask is None or not 0 <= mask < size:
+            raise GenError(
+                f"the drafter {DUAL} needs a causal model with a mask token, and"
+                f" {target.name or 'this model'} has none; expected one trained for both"
+                " (gen.recipes.text.dual)"
+            )
+        count = min(MOST, max(1, target.length - 1))
+        masks = torch.full((count,), mask, device=target.device)
+        return DualNodes(draft_target(target, model), masks)
