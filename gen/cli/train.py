@@ -22,10 +22,10 @@ def train(args: argparse.Namespace) -> int:
             print(text, file=sys.stderr, flush=True)
 
     done = run_training(config, say)
-    if args.json:
+    if args.json and done:
         print(json.dumps(done, ensure_ascii=False))
         return 0
-    print(f"model: {done['model']}")
-    if "page" in done:
-        print(f"page: {done['page']}")
+    for key in ("model", "page"):
+        if key in done:
+            print(f"{key}: {done[key]}")
     return 0

@@ -20,6 +20,7 @@ from torch import nn
 from gen.core.errors import GenError
 from gen.core.files import put, put_text
 from gen.models.load.libraries import accelerate
+from gen.models.load.locate import pick_device
 from gen.recipes.common.grid_models import WEIGHTS
 from gen.recipes.common.train import (
     Average,
@@ -37,6 +38,15 @@ CLIP = 1.0  # largest norm of the gradient
 MEASURED = 4  # batches of the validation loss, at most
 
 
+def processes(device: str) -> Any:
+    """Return the ``Accelerator`` of this process and those that were launched with it.
+
+    Raises:
+        GenError: the device does not exist.
+    """
+    return accelerate().Accelerator(cpu=pick_device(device).type == "cpu")
+
+
 class Loop:
     """One training run.
 
@@ -44,12 +54,12 @@ class Loop:
         task: model and loss.
         config: keys of the run.
         count: number of samples.
-        out: folder of checkpoint and log.
+        accelerator: processes of the run (``processes``).
     """
 
-    def __init__(self, task: Task, config: TrainingConfig, count: int, out: Path):
-        self.task, self.config, self.out = task, config, out
-        self.accelerator = accelerate().Accelerator(cpu=config.device == "cpu")
+    def __init__(self, task: Task, config: TrainingConfig, count: int, accelerator: Any):
+        self.task, self.config, self.out = task, config, Path(config.out)
+        self.accelerator = accelerator
         self.world = self.accelerator.num_processes
         if config.batch_size % self.world:
             raise GenError(

@@ -17,7 +17,7 @@ from gen.jobs.run import run_job
 from gen.recipes.drafters.recipe import main as drafter_recipe
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data
-from gen.training.loop import LOG, Loop
+from gen.training.loop import LOG, Loop, processes
 from gen.training.shards import read_json
 from gen.training.tasks import make_task
 
@@ -38,7 +38,7 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
 
     Returns:
         ``model`` (folder), ``page``, ``steps``, ``loss`` of the first and the last row of the log,
-        and ``validation``; of a drafter ``model`` alone.
+        and ``validation``; of a drafter ``model`` alone. Nothing in processes but the first.
 
     Raises:
         GenError: data, model or objective do not fit each other, or ``out`` holds something else.
@@ -46,19 +46,21 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
     if config.objective == "drafter":
         return train_drafter(config)
     data, out = load_data(config.data), Path(config.out)
-    open_run(out, config, data)
+    accelerator = processes(config.device)
+    with accelerator.main_process_first():
+        open_run(out, config, data)
     task = make_task(config, data)
-    loop = Loop(task, config, len(data.tokens), out)
+    loop = Loop(task, config, len(data.tokens), accelerator)
     rows = loop.run(say)
-    page = out / "index.html"
-    if loop.accelerator.is_main_process:
-        validation = loop.measure()
-        task.save(out / MODEL)
-        samples = make_samples(config, data, out)
-        page = write_page(config, data, rows, out, samples)
-        put_text(out / CURVE, curve_file(rows))
-    else:
-        validation = None
+    if not accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+        return {}
+    validation = loop.measure()
+    task.save(out / MODEL)
+    samples = make_samples(config, data, out)
+    page = write_page(config, data, rows, out, samples)
+    put_text(out / CURVE, curve_file(rows))
+    accelerator.wait_for_everyone()
     return {
         "model": str(out / MODEL),
         "page": str(page),
