@@ -14,7 +14,7 @@ from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.modalities.grid_base import GridModality
-from gen.models.load.locate import ZOO, locate, pick_device, read_config
+from gen.models.load.locate import ZOO, locate, pick_device, read_config, zoo
 from gen.tokenizers.action.base import ActionFrontend
 from gen.tokenizers.text.hf_text import HFText
 from gen.tokenizers.text.words import TextWords
@@ -108,7 +108,8 @@ def load_encoder(modality: str, name: str | None = None, device: str = "cpu") ->
         frontend = made.frontend("codes", where, torch.float32, folder)
     if frontend.config.kind == "latents":
         raise bad_value("frontend", name, "a frontend of codes; it makes latents")
-    return Encoder(made, frontend, name or usual, usual)
+    known = folder.name if zoo().get(folder.name) == folder else str(folder.absolute())
+    return Encoder(made, frontend, known, usual)
 
 
 def usual_config(modality: Modality) -> dict[str, Any]:

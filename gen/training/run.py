@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from gen.bench.curve import put_page
 from gen.bench.plots import COLOURS, Point, axis, panel
 from gen.config.job import make_job
@@ -56,7 +58,10 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         accelerator.wait_for_everyone()
         return {}
     validation = loop.measure()
-    task.save(out / MODEL)
+    try:
+        task.save(out / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise GenError(f"cannot write {out / MODEL}: {error}") from None
     samples = make_samples(config, data, out)
     page = write_page(config, data, rows, out, samples)
     put_text(out / CURVE, curve_file(rows))

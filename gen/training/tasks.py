@@ -18,7 +18,7 @@ from gen.core.errors import GenError, bad_value
 from gen.media.containers import require_package
 from gen.modalities.grid_base import GridModality
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.locate import ZOO, locate, quiet, read_config, readable
+from gen.models.load.locate import locate, quiet, read_config, readable, zoo
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.grid_models import (
     Run,
@@ -173,7 +173,7 @@ class GridTask(Task):
     def _frontend_name(self) -> str:
         """Name of the frontend in the model's config: a zoo name, or a folder beside the model."""
         encoder = self.data.encoder
-        return encoder.name if (ZOO / encoder.name).is_dir() else FRONTEND
+        return encoder.name if encoder.name in zoo() else FRONTEND
 
     # --- data
 

@@ -3,6 +3,7 @@ does not fit is refused."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import own_media
 import pytest
 import torch
+from diffusers import VQModel
 from safetensors.torch import load_file
 
 import gen
@@ -23,7 +25,7 @@ from gen.core.errors import GenError
 from gen.training import loop as looping
 from gen.training.config import make_training
 from gen.training.data import Batches, load_data, split
-from gen.training.encode import encode_folder
+from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.run import train
 from gen.training.tasks import GridTask
 
@@ -147,6 +149,74 @@ def test_a_model_of_the_zoo_is_a_better_start_than_none(tokens, tmp_path):
     folder = str(tmp_path / "tuned" / "model")  # a folder of one's own is a start too
     again = train(config(tokens, tmp_path / "again", **keys, model=folder))
     assert again["loss"][0] < 0.3 * fresh["loss"][0]
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        ("text-causal", {"objective": "masked"}),
+        ("text-masked", {"objective": "masked"}),
+        ("text-masked", {"objective": "block", "block": 4}),
+        ("text-causal", {"objective": "block", "block": 4}),
+    ],
+)
+def test_a_model_may_start_from_one_of_another_objective(start, more, tokens, tmp_path):
+    keys = {"steps": 2, "lr": 1e-5, "drop": 0.0, "average": False, **more}
+    done = train(config(tokens, tmp_path / "E", model=start, **keys))
+    known = start == "text-masked"
+    assert (done["loss"][0] < 1.0) if known else math.isfinite(done["loss"][0])
+    key = "blocks" if "block" in more else "masked"
+    assert key in gen.load("text", str(tmp_path / "E" / "model")).config["protocols"]
+
+
+def test_a_frontend_of_ones_own_is_kept_beside_the_model(tmp_path, monkeypatch):
+    """Another codebook size makes another vocabulary, and a frontend of the zoo does not fit."""
+    torch.manual_seed(0)
+    vq = VQModel(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 16, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        num_vq_embeddings=32,
+        vq_embed_dim=4,
+        norm_num_groups=8,
+        sample_size=64,
+        mid_block_add_attention=False,
+    )
+    vq.save_pretrained(tmp_path / "vq")
+    monkeypatch.chdir(tmp_path)
+    own_media.images(tmp_path / "media", 6)
+    encode_folder("image", "media", "D", EncodeOptions(frontend="vq"))
+    monkeypatch.chdir("/")
+    train(config(tmp_path / "D", tmp_path / "E", steps=2))
+    model = tmp_path / "E" / "model"
+    settings = json.loads((model / "config.json").read_text())
+    assert settings["codebook_size"] == 32 and settings["frontend"] == "frontend"
+    pipe = gen.load("image", str(model))
+    image = pipe("a small red circle in the centre", seed=0, top_k=0).images[0]
+    assert image.size == (64, 64)
+    with pytest.raises(GenError, match=r"model image-causal has codebook_size 128"):
+        train(config(tmp_path / "D", tmp_path / "F", steps=2, model="image-causal"))
+
+
+def test_a_full_disk_is_one_error(tokens, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    whole = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(GenError, match=r"cannot write .*checkpoint.pt: No space left"):
+        train(config(tokens, tmp_path / "E", steps=2))
+    assert {p.name for p in (tmp_path / "E").iterdir()} == {"run.json", "log.jsonl"}
+    monkeypatch.setattr(Path, "write_bytes", whole)
+    monkeypatch.setattr(GridTask, "save", full)
+    with pytest.raises(GenError, match=r"cannot write .*model: .*No space left"):
+        train(config(tokens, tmp_path / "E", steps=2))
+    monkeypatch.undo()
+    train(config(tokens, tmp_path / "E", steps=2))
+    train(config(tokens, tmp_path / "whole", steps=2))
+    assert same(weights(tmp_path / "E"), weights(tmp_path / "whole"))
 
 
 def test_lengths_that_differ_end_with_the_end(tmp_path):

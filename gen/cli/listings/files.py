@@ -35,7 +35,7 @@ def models() -> list[dict[str, Any]]:
 def configs() -> list[dict[str, Any]]:
     """List the configs that come with gen."""
     table = []
-    for name, path in packaged().items():
+    for name, path in (packaged() | packaged(training=True)).items():
         line = next(
             (x.lstrip("# ").strip() for x in _readable(path).splitlines() if x.startswith("#")), ""
         )
