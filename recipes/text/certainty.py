@@ -3,13 +3,13 @@
     python -m gen.recipes.text.certainty all --work DIR --zoo DIR            the whole run
     python -m gen.recipes.text.certainty all --work DIR --zoo DIR --quick    a smoke run, in seconds
 
-Stages: ``train``, ``evaluate``; ``all`` runs both. The model is ``text-masked`` in ``--zoo``;
-without such a folder there, the embedded one. ``train`` resumes from its files in ``--work`` and
-writes ``text-masked-fast`` to ``--zoo`` (default ``WORK/zoo``).
+Stages: ``answers``, ``train``, ``evaluate``; ``all`` runs them in this order. The model is
+``text-masked`` in ``--zoo``; without such a folder there, the embedded one. ``train`` resumes from
+its checkpoint in ``--work`` and writes ``text-masked-fast`` to ``--zoo`` (default ``WORK/zoo``).
 
-    train      in each round, the model of the round before decodes training tasks, two thirds of
-               which have several right answers; the checker accepts some answers y. The model sees
-               each of them twice, with complementary masks and wrong tokens among the visible:
+    answers    training tasks, decoded by the model itself at temperature 0; those that the checker
+               accepts
+    train      an answer y twice, with complementary masks, and wrong tokens c among the visible:
 
                    L = CE + CE' + beta (H + H') + edit (E + E')
 
@@ -19,10 +19,8 @@ writes ``text-masked-fast`` to ``--zoo`` (default ``WORK/zoo``).
                E    mean cross-entropy of y at the visible positions, wrong tokens or not
     evaluate   accuracy and forward passes on held-out tasks, before and after
 
-Without E and with one round this is dParallel (arXiv 2509.26488). Its code masks half of a block of
-32; here the masked share of a block is uniform, since answers are one block, which begins masked as
-a whole. Later rounds settle which of several right answers is given: they decode more positions
-per forward pass, as the model is to be used, and the checker keeps what was right all the same.
+Without E this is dParallel (arXiv 2509.26488). Its code masks half of a block of 32; here the
+masked share of a block is uniform, since answers are one block, which begins masked as a whole.
 E is for samplers that change committed tokens: ``llada2`` edits what it sees, so the model must
 have seen wrong tokens (LLaDA2.1).
 """
@@ -53,9 +51,7 @@ from gen.recipes.text.data import drawn
 from gen.recipes.text.recipe import SHAPE
 
 MODEL, TRAINED = "text-masked", "text-masked-fast"
-# how answers are decoded: as well as the model can, and later as it is to be used
-TEACHER: dict[str, Any] = {"name": "fast_dllm"}
-STUDENT: dict[str, Any] = {"name": "fast_dllm", "conf_threshold": 0.6}
+TEACHER = {"name": "fast_dllm"}  # how the answers are decoded
 DECODERS: dict[str, Any] = {
     "llada, one position per pass": {"name": "llada", "steps": POSITIONS},
     **{name: name for name in ("dparallel", "fast_dllm", "eb", "learn2pd", "llada2", "wino")},
@@ -69,9 +65,8 @@ class CertaintyPlan:
     """Sizes and weights of the distillation.
 
     Attributes:
-        rounds: times that answers are decoded and learnt.
-        tasks: training tasks per round.
-        steps: updates per round.
+        tasks: training tasks to answer.
+        steps: updates.
         batch: answers per update, each of them twice.
         lr: peak learning rate.
         block: positions per block.
@@ -83,9 +78,8 @@ class CertaintyPlan:
         rows: tasks that are decoded together.
     """
 
-    rounds: int = 4
-    tasks: int = 12_000
-    steps: int = 300
+    tasks: int = 60_000
+    steps: int = 600
     batch: int = 32
     lr: float = 1e-3
     block: int = POSITIONS
@@ -97,7 +91,7 @@ class CertaintyPlan:
     rows: int = 100
 
 
-QUICK = CertaintyPlan(rounds=2, tasks=12, steps=4, batch=4, held_out=4)
+QUICK = CertaintyPlan(tasks=12, steps=4, batch=4, held_out=4)
 
 
 def complementary(
@@ -242,65 +236,44 @@ class CertaintyRecipe(Recipe):
     doc, full, quick = __doc__, CertaintyPlan(), QUICK
 
     def stages(self):
-        return {"train": self.train, "evaluate": self.evaluate}
+        return {"answers": self.answer, "train": self.train, "evaluate": self.evaluate}
 
     def base(self) -> Path:
         """Folder of the model to start from."""
         local = self.zoo / MODEL
         return local if local.is_dir() else zoo()[MODEL]
 
-    def train(self) -> None:
-        """Distil the model round by round and write it to ``zoo``."""
-        folder = self.base()
-        for number in range(self.plan.rounds):
-            folder = self.learn(number, self.answer(number, folder), folder)
-        model = GridLlamaForCausalLM.from_pretrained(folder, dtype=torch.float16)
-        model.save_pretrained(self.zoo / TRAINED)
-        tidy(self.zoo)
-        self.log(f"wrote {self.zoo / TRAINED}")
-
-    def answer(self, number: int, folder: Path) -> Path:
-        """Decode the tasks of a round with a model and save the right answers.
-
-        Returns:
-            File of words [N, P] and tokens [N, T].
-        """
-        path, count = self.work / f"answers-{number}.pt", self.plan.tasks // 3
-        if path.is_file():
-            return path
-        began, modality = time.time(), TextModality()
-        seeds = 31 + 2 * number, 32 + 2 * number
-        data = [*drawn(count, seeds[0]), *drawn(2 * count, seeds[1], text_tasks.RANDOM)]
-        tasks, sampler = [task for task, _ in data], STUDENT if number else TEACHER
-        pipe, rows = Pipeline("text", folder), self.plan.rows
-        out = pipe([str(t) for t in tasks], sampler, seed=number, batch_size=rows)
+    def answer(self) -> None:
+        """Decode training tasks and save the right answers: words [N, P] and tokens [N, T]."""
+        began, pipe = time.time(), Pipeline("text", self.base())
+        tasks = [task for task, _ in drawn(self.plan.tasks, seed=31)]
+        out = pipe([str(t) for t in tasks], TEACHER, seed=0, batch_size=self.plan.rows)
         right = [text_tasks.check(t, m).passed for t, m in zip(tasks, out.media, strict=True)]
-        kept = torch.tensor(right)
+        kept, modality = torch.tensor(right), TextModality()
         words = torch.tensor([modality.prompt_words(task) for task in tasks], dtype=torch.uint8)
         codes = torch.as_tensor(out.tokens).to(torch.int16)
-        torch.save({"words": words[kept], "codes": codes[kept]}, path)
-        passes, seconds = statistics.mean(s.nfe for s in out.stats), time.time() - began
-        share = kept.double().mean()
-        self.log(f"round {number}: {share:.3f} right, {passes:.2f} passes; {seconds:.0f} s")
-        return path
+        torch.save({"words": words[kept], "codes": codes[kept]}, self.work / "answers.pt")
+        share, seconds = kept.double().mean(), time.time() - began
+        self.log(f"{int(kept.sum())} answers, {share:.3f} of them right; {seconds:.0f} s")
 
-    def learn(self, number: int, answers: Path, folder: Path) -> Path:
-        """Train a model on the answers of a round. Returns the folder of the new one."""
-        plan, out = self.plan, self.work / f"certainty-{number}"
-        data = torch.load(answers, weights_only=True)
-        model = GridLlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    def train(self) -> None:
+        """Distil the model and write it to ``zoo``."""
+        plan = self.plan
+        data = torch.load(self.work / "answers.pt", weights_only=True)
+        model = GridLlamaForCausalLM.from_pretrained(self.base(), dtype=torch.float32)
         fit_average(
             model,
-            answer_batches(data["words"], data["codes"], plan.batch, seed=5 + number),
-            certainty_loss(SHAPE, plan, torch.Generator().manual_seed(16 + number)),
+            answer_batches(data["words"], data["codes"], plan.batch, seed=5),
+            certainty_loss(SHAPE, plan, torch.Generator().manual_seed(6)),
             TrainConfig(
-                steps=plan.steps, lr=plan.lr, bfloat16_weights=True, log_every=50, save_every=100
+                steps=plan.steps, lr=plan.lr, bfloat16_weights=True, log_every=50, save_every=200
             ),
-            out=out,
+            out=self.work / "certainty",
             log=self.log,
         )
-        model.save_pretrained(out / "model")
-        return out / "model"
+        model.half().save_pretrained(self.zoo / TRAINED)
+        tidy(self.zoo)
+        self.log(f"wrote {self.zoo / TRAINED}")
 
     def evaluate(self) -> None:
         """Compare the models on held-out tasks and write the figures and the table."""
