@@ -60,14 +60,14 @@ class Groups:
     Attributes:
         ids: long [B, S + A (k - 1)].
         positions: absolute positions, long, of the same shape.
-        mask: float [B, 1, S + A (k - 1), S + A (k - 1)], 0 where a token is seen.
+        seen: bool [B, 1, S + A (k - 1), S + A (k - 1)], the columns that each one attends to.
         before: columns of the inputs of the positions, long [B, T].
         anchors: positions whose draft is each group's first, long [B, A].
     """
 
     ids: Tensor
     positions: Tensor
-    mask: Tensor
+    seen: Tensor
     before: Tensor
     anchors: Tensor
 
@@ -99,8 +99,7 @@ def grouped(batch: Batch, masks: Tensor, groups: int, generator: torch.Generator
     own = own.to(ids.device).expand(b, -1, -1)
     above = torch.cat([causal, torch.zeros_like(sees).transpose(1, 2)], 2)
     seen = torch.cat([above, torch.cat([sees, own], 2)], 1)[:, None]
-    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
-    return Groups(ids, positions, mask, before, anchors)
+    return Groups(ids, positions, seen, before, anchors)
 
 
 class _Parallel(Kind):
@@ -129,7 +128,12 @@ class _Parallel(Kind):
             of the drafts behind A positions, and these positions, long [B, A].
         """
         made = grouped(batch, self.masks(), groups, self.generator)
-        logits = self.run(net, made.ids, made.positions, made.mask)
+        # a mask may be wider than what it is added to, and never narrower
+        dtype = torch.promote_types(self.teacher.model.dtype, torch.float32)
+        hidden = ~made.seen.expand(len(made.ids), -1, -1, -1)
+        mask = torch.zeros_like(hidden, dtype=dtype)
+        mask.masked_fill_(hidden, torch.finfo(torch.float32).min)
+        logits = self.run(net, made.ids, made.positions, mask)
         row = torch.arange(len(logits), device=logits.device)[:, None]
         first = self.logprobs(logits[row, made.before], self.positions(batch))
         count, size = len(self.masks()), batch.logp.shape[-1]

@@ -1,0 +1,192 @@
+"""Kinds of drafters in training: which position a label is of, and that what is trained is what is
+decoded.
+
+The controls know the sequence too, but say it one position off.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from trained_drafters import DEPTH, NET, network, scrambled, target
+
+from gen.core.errors import GenError
+from gen.models.adapters.language_models import CausalLM
+from gen.models.targets.causal import CausalTarget
+from gen.recipes.drafters.data import Batch, Teacher
+from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
+from gen.recipes.drafters.kind_heads import (
+    HeadOptions,
+    Hydra,
+    HydraOptions,
+    Medusa,
+)
+from gen.recipes.drafters.kind_parallel import (
+    Masked,
+    MaskedOptions,
+    ParallelOptions,
+    Prompt,
+)
+from gen.samplers.causal.drafters.exit import exit_model
+from gen.samplers.causal.drafters.heads import unfiltered
+from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
+
+V, LENGTH, WRONG = 20, 8, 1e-3
+
+
+def teacher(of: CausalTarget | None = None) -> Teacher:
+    """A teacher of the small Llama."""
+    of = target(LENGTH, V) if of is None else of
+    made = Teacher.__new__(Teacher)
+    vars(made).update(
+        target=of, model=of.model, sampling=of.sampling, layers=(), pipe=None, items=[]
+    )
+    return made
+
+
+def known_sequence() -> Batch:
+    """Two sequences 1, 2, 3 ... that the target is certain of; states are numbered by the token
+    that they predict."""
+    tokens = torch.arange(1, LENGTH + 1).repeat(2, 1)
+    logp = torch.where(torch.eye(V)[tokens] > 0, 0.0, -torch.inf)
+    states = {"model.norm": torch.eye(16)[tokens - 1].float()}
+    prompt, length = torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2])
+    return Batch(prompt, length, tokens, torch.ones(2, LENGTH), logp, states, {})
+
+
+class KnowingHeads(nn.Module):
+    """Heads that read the number of a state and say what follows it, ``shift`` positions off."""
+
+    def __init__(self, shift: int):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, depth, state, embedded):
+        ids = state.argmax(-1) + 2 + depth + self.shift
+        return 50.0 * torch.eye(V)[ids.clamp_max(V - 1)]
+
+
+@pytest.mark.parametrize("shift", [0, -1, 1])
+@pytest.mark.parametrize("kind", [Medusa, Hydra])
+def test_the_label_of_head_k_is_the_token_k_places_behind_the_next(kind, shift):
+    made = kind(teacher(), kind.options_type(depth=DEPTH, loss="fkl"))
+    loss, figures = made.loss(KnowingHeads(shift), known_sequence())
+    assert set(figures) == {f"acceptance {k}" for k in range(DEPTH)}
+    right = 1.0 if shift == 0 else 0.0
+    assert list(figures.values()) == pytest.approx([right] * DEPTH, abs=1e-6)
+    assert (float(loss) < 1e-6) == (shift == 0)
+
+
+class KnowingModel(nn.Module):
+    """A model that reads positions and says what stands behind them, ``shift`` positions off."""
+
+    def __init__(self, shift: int, prompt_length: torch.Tensor):
+        super().__init__()
+        self.shift, self.length = shift, prompt_length
+
+    def forward(self, input_ids, position_ids, attention_mask, use_cache):
+        ids = position_ids - self.length[:, None] + 2 + self.shift
+        return SimpleNamespace(logits=50.0 * torch.eye(V)[ids.clamp(0, V - 1)])
+
+
+@pytest.mark.parametrize("shift", [0, -1, 1])
+def test_the_label_of_mask_k_is_the_token_k_places_behind_the_first_draft(shift):
+    made = Masked(teacher(), MaskedOptions(depth=DEPTH, groups=4, loss="fkl"))
+    batch = known_sequence()
+    loss, figures = made.loss(KnowingModel(shift, batch.prompt_length), batch)
+    right = 1.0 if shift == 0 else 0.0
+    assert list(figures.values()) == pytest.approx([right] * DEPTH, abs=1e-6)
+    assert (float(loss) < 1e-6) == (shift == 0)
+
+
+# --- what is trained is what is decoded
+
+
+def drawn_batch(layers: tuple[str, ...] = ()) -> tuple[Teacher, Batch]:
+    made = teacher().with_layers(layers)
+    made.target.model.model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(0, V, (3, LENGTH), generator=generator)
+    return made, made.batch(torch.arange(3), tokens)
+
+
+def logprobs_of(draft: CausalTarget, batch: Batch) -> torch.Tensor:
+    before = torch.cat([batch.tokens[:, :1], batch.tokens[:, :-1]], 1)
+    return draft.predict(before, torch.arange(LENGTH).expand_as(before)).logprobs
+
+
+def test_the_layer_of_an_exit_is_trained_on_what_it_drafts():
+    made, batch = drawn_batch(("model.layers.0",))
+    kind = Exit(made, ExitOptions(exit_layer=1))
+    own = scrambled(network("exit", made.target))
+    logq = kind.logq(TrainedLayer(own), batch)
+    of = target(LENGTH, V)
+    draft = of.with_model(exit_model(of.model, 1, own))
+    assert torch.allclose(logq.double(), logprobs_of(draft, batch), atol=1e-4, rtol=0)
+    wrong = of.with_model(of.model.with_layers((0,)))
+    assert float((logq - logprobs_of(wrong, batch)).detach().abs().max()) > WRONG
+
+
+@pytest.mark.parametrize("name", ["masked", "prompt"])
+def test_masks_are_trained_on_what_they_draft(name):
+    made, batch = drawn_batch()
+    if name == "masked":
+        net = scrambled(network(name, made.target))
+        kind = Masked(made, MaskedOptions(depth=DEPTH, width=32, depth_of_model=1))
+        model, masks = CausalLM(net), kind.masks()
+    else:
+        net = scrambled(network(name, made.target))
+        kind = Prompt(made, ParallelOptions(depth=DEPTH))
+        model, masks = prompt_model(made.model, net), kind.masks()
+    first, further, anchors = kind.all_logq(net, batch, 3)
+    for row in range(3):
+        for group, anchor in enumerate(anchors[row].tolist()):
+            draft = draft_target(target(LENGTH, V), model)
+            begun = batch.tokens[:, :anchor]
+            tokens = torch.cat(
+                [torch.zeros_like(batch.tokens[:, :1]), begun, masks.expand(3, -1)], 1
+            )
+            tokens = tokens[:, :LENGTH]
+            at = torch.arange(tokens.shape[1]).expand_as(tokens)
+            found = draft.predict(tokens, at).logprobs[row, anchor:]
+            assert torch.allclose(first[row, anchor].double(), found[0], atol=1e-4, rtol=0)
+            count = len(found) - 1
+            gap = (further[row, group, :count].double() - found[1:]).abs()
+            assert count == 0 or float(gap.detach().max()) < 1e-4, (row, anchor)
+
+
+def test_a_group_of_masks_sees_no_token_behind_it():
+    made, batch = drawn_batch()
+    kind = Masked(made, MaskedOptions(depth=DEPTH, width=32, depth_of_model=1))
+    net = scrambled(network("masked", made.target))
+    _, further, anchors = kind.all_logq(net, batch, 3)
+    for group in range(3):
+        other = batch.tokens.clone()
+        column = torch.arange(LENGTH)
+        behind = column >= anchors[:, group, None]
+        other[behind] = (other[behind] + 1) % V
+        kind.generator.manual_seed(23)
+        changed = Batch(**{**vars(batch), "tokens": other})
+        _, again, same = kind.all_logq(net, changed, 3)
+        assert torch.equal(same, anchors)
+        assert torch.allclose(again[:, group], further[:, group], atol=1e-9, rtol=0)
+        before = (column < anchors[:, group, None]).any(1)
+        other = torch.where(behind, batch.tokens, (batch.tokens + 1) % V)
+        kind.generator.manual_seed(23)
+        _, again, _ = kind.all_logq(net, Batch(**{**vars(batch), "tokens": other}), 3)
+        moved = (again[:, group] - further[:, group]).abs().flatten(1).amax(1) > 1e-6
+        assert torch.equal(moved, before)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(GenError, match="unknown trunk 'clovr'"):
+        Hydra(teacher(), HydraOptions(trunk="clovr"))
+    with pytest.raises(GenError, match="option layers came as 'one'"):
+        Hydra(teacher(), HydraOptions(layers="one"))
+    with pytest.raises(GenError, match="exit_layer is 2"):
+        Exit(teacher(), ExitOptions(exit_layer=2)).network()
+    assert unfiltered(target(4, 3).sampling).top_k == 0
+    assert HeadOptions().depth == 4 and len(NET.model.layers) == 2
