@@ -114,9 +114,15 @@ def watched(target, rng: RNG, sampler, radius: int) -> Traces:
     return Traces(x, c, tokens.cpu()[row, position] == ids)
 
 
-def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: int) -> Traces:
-    """Traces of a model's own decoding of prompts."""
-    sampler, sampling = pipe.resolve(ONE_AT_A_TIME, None)
+def traces_of(
+    pipe: Pipeline,
+    prompts: Sequence[str],
+    plan: FilterPlan,
+    radius: int,
+    steps: int = POSITIONS,
+) -> Traces:
+    """Traces of a model's own decoding of prompts in so many forward passes."""
+    sampler, sampling = pipe.resolve(ONE_AT_A_TIME | {"steps": steps}, None)
     items, found = pipe.plan(list(prompts)), []
     for at in range(0, len(items), plan.rows):
         some = items[at : at + plan.rows]

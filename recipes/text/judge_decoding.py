@@ -38,12 +38,16 @@ from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.samplers.verifiers.relaxed.judge import LAYER, Probe, inputs_of
 
-NAME, SEED, RIDGE, STEPS = "text-judge-probe", 31, 1e-3, 100
+NAME, SEED, RIDGE, STEPS = "text-judge-probe", 31, 1e-4, 100
 KEPT = 0.1  # share of the tasks that the fit does not see
 BEGINNINGS = 0.5  # share of the tasks that are drafted from their first word on
-RELAXATIONS = (0.02, 0.05, 0.1, 0.2, 0.5)
+WRONG = 20.0  # weight of a wrong draft in the fit; that of a right one is 1
+RELAXATIONS = (0.05, 0.1, 0.2, 0.5)
 MANY = text_tasks.RANDOM  # tasks with several right answers
-OPS = (*text_tasks.OPS, *MANY, *MANY)  # of training tasks
+# draft temperature and relaxation
+COMPARED = ((1.0, 0.0), (1.0, 0.2), (0.0, 0.0), *((0.0, r) for r in RELAXATIONS))
+# of training tasks; whether an order is the given one is the hardest to judge
+OPS = (*text_tasks.OPS, *MANY, *MANY, *["shuffle"] * 4)
 DRAFTED = {"name": "relaxed_acceptance", "verifier": "judge", "drafter": "model"}
 
 
@@ -191,8 +195,10 @@ def labelled(models: Models, prompts: Sequence[str], first: int, rows: int) -> L
 
 
 def fit(data: LabelledDrafts) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression with a small ridge: weights [D + 3] and bias []."""
+    """Fit a logistic regression with a small ridge, in which wrong drafts weigh more: weights [D +
+    3] and bias []."""
     x, y = data.inputs.double(), data.right.double()
+    cost = torch.where(data.right, 1.0, WRONG).double()
     mean, scale = x.mean(0), x.std(0).clamp_min(1e-6)
     z = (x - mean) / scale
     weight = torch.zeros(x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
@@ -201,7 +207,7 @@ def fit(data: LabelledDrafts) -> tuple[Tensor, Tensor]:
     def loss() -> Tensor:
         optimizer.zero_grad()
         logits = z @ weight[:-1] + weight[-1]
-        value = F.binary_cross_entropy_with_logits(logits, y)
+        value = F.binary_cross_entropy_with_logits(logits, y, cost)
         value = value + RIDGE / 2 * weight[:-1].square().sum()
         value.backward()
         return value
@@ -256,13 +262,12 @@ def evaluate(pipe: Pipeline, folder: Path, draft: str, count: int) -> dict[str, 
     rows: dict[str, dict[str, float]] = {}
     for name, tasks in sets.items():
         rows[f"{name}, autoregressive"] = decoded(pipe, tasks, {"name": "autoregressive"})
-        for temperature in (1.0, 0.0):
-            for r in (0.0, *RELAXATIONS):
-                spec = {**DRAFTED, "draft_model": draft, "draft_temperature": temperature}
-                spec |= {"num_speculative_tokens": 15, "relaxation": r}
-                spec |= {"verifier_weights": str(folder)} if r else {}
-                label = f"{name}, drafts at {temperature:g}, relaxation {r:g}"
-                rows[label] = decoded(pipe, tasks, spec)
+        for temperature, r in COMPARED:
+            spec = {**DRAFTED, "draft_model": draft, "draft_temperature": temperature}
+            spec |= {"num_speculative_tokens": 15, "relaxation": r}
+            spec |= {"verifier_weights": str(folder)} if r else {}
+            label = f"{name}, drafts at {temperature:g}, relaxation {r:g}"
+            rows[label] = decoded(pipe, tasks, spec)
     return rows
 
 

@@ -22,10 +22,18 @@ EXACT, WRONG = 1e-12, 1e-3
 COLD = SamplingParams(temperature=0.7, top_k=3)
 ENDS = {"end": True, "no_end": False}
 # a verifier that asks for temperature 0 has no distribution to compare: test_verifier_limits.py
-VERIFIERS = {n: rule for n, rule in registry.table("verifier").items() if not rule.needs_greedy}
+VERIFIERS = {
+    n: rule
+    for n, rule in registry.table("verifier").items()
+    if not (rule.needs_greedy or rule.needs_weights)
+}
 RELAXED = [name for name, rule in VERIFIERS.items() if rule.relaxed]
 EXACT_ONES = [name for name in VERIFIERS if name not in RELAXED]
-POLICIES = [n for n, p in registry.table("length_policy").items() if not p.needs_same_tokens]
+POLICIES = [
+    n
+    for n, p in registry.table("length_policy").items()
+    if not (p.needs_same_tokens or p.needs_weights)
+]
 COUPLINGS, INITS = registry.table("coupling"), registry.table("initialiser")
 speculative = registry.get("sampler", "speculative")
 relaxed = registry.get("sampler", "relaxed_acceptance")

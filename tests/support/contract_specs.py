@@ -12,14 +12,18 @@ from itertools import cycle
 from gen.core.registry import registry
 from gen.core.sampler import protocol_of, resolve_sampler
 
+# parts that read weights trained for one model, which the models here are not
+TRAINED = {
+    kind: {name for name, part in registry.table(kind).items() if part.needs_weights}
+    for kind in ("verifier", "length_policy", "drafter")
+}
+
 
 def needs_weights(name: str) -> bool:
-    """Whether a sampler or preset reads weights that were trained for one model, which these models
-    are not."""
-    sampler = resolve_sampler(name)[0]
-    kinds = {"verifier": "verifier", "policy": "length_policy"}
-    parts = [registry.table(k).get(vars(sampler).get(field)) for field, k in kinds.items()]
-    return any(part is not None and part.needs_weights for part in parts)
+    """Whether a sampler or preset reads weights that were trained for one model."""
+    values = vars(resolve_sampler(name)[0])
+    fields = {"verifier": "verifier", "length_policy": "policy", "drafter": "drafter"}
+    return any(values.get(field) in TRAINED[kind] for kind, field in fields.items())
 
 
 EXACT = [name for name, v in registry.table("verifier").items() if not v.relaxed]

@@ -6,7 +6,8 @@
 h_i is the draft model's last hidden state that q_i was made of, so a draft needs no further forward
 pass to be judged. The head is residual blocks x + SiLU(W x) and a linear layer. It is trained by
 ``gen.recipes.acceptance_head`` to predict min(1, p(x_i) / q_i(x_i)), the probability that draft i
-is accepted once those before it are. The paper's head reads the hidden state that has read the draft.
+is accepted once those before it are. The paper's head reads the hidden state that has read the
+draft.
 
 Whether draft n + 1 is drawn depends on the first n alone, and draft n itself is submitted however
 doubtful it is: the distribution stays that of the verifier.

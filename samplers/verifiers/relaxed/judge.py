@@ -185,7 +185,7 @@ class Judge(Relaxed):
     """Accept drafts that a trained probe takes for right. ``relaxation``: 1 minus the probability
     above which a draft is right; ``verifier_weights``: folder or name of the probe."""
 
-    relaxation: float = 0.5
+    relaxation: float = 0.2
     probe: Probe | None = field(default=None, repr=False, compare=False)
 
     most: ClassVar[float] = 1.0

@@ -48,6 +48,10 @@ SPACES = {
 COUPLINGS, INITS, POLICIES, VERIFIERS = (
     registry.table(kind) for kind in ("coupling", "initialiser", "length_policy", "verifier")
 )
+POLICIES, VERIFIERS = (  # those of weights that were trained for one model are not of this one
+    {name: part for name, part in parts.items() if not part.needs_weights}
+    for parts in (POLICIES, VERIFIERS)
+)
 STOPPING = [name for name, policy in POLICIES.items() if policy.needs_probability]
 POLICIES = [name for name, policy in POLICIES.items() if not policy.needs_same_tokens]
 RELAXED = [name for name, rule in VERIFIERS.items() if rule.relaxed]

@@ -30,7 +30,11 @@ COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 SAMPLING_CASES = {"plain": SamplingParams(), "combined": COMBINED}
 VERIFIERS = ["token", "block"]
 # the batch decides about the others, whose drafts do not change the tokens: test_length_policies.py
-POLICIES = [n for n, p in registry.table("length_policy").items() if not p.needs_same_tokens]
+POLICIES = [
+    n
+    for n, p in registry.table("length_policy").items()
+    if not (p.needs_same_tokens or p.needs_weights)
+]
 speculative = registry.get("sampler", "speculative")
 autoregressive = registry.get("sampler", "autoregressive")
 
