@@ -83,19 +83,7 @@ def encode_folder(
     encoder = load_encoder(modality, options.frontend, options.device)
     size = size_of(encoder, options.size, options.resize)
     sources = find_sources(folder, modality)
-    about = {
-        "modality": modality,
-        "frontend": {
-            "name": encoder.name,
-            "class": type(encoder.frontend).__name__,
-            "digest": encoder.digest,
-            "kind": encoder.frontend.config.kind,
-            "codebook_sizes": list(encoder.frontend.config.codebook_sizes),
-        },
-        "size": list(size.axes),
-        "grid": list(encoder.grid(size)),
-        "resize": options.resize,
-    }
+    about = describe_tokens(encoder, size)
     plan = {
         **about,
         "shard_items": options.shard_items,
@@ -104,32 +92,64 @@ def encode_folder(
     }
     open_folder(dest, plan)
     sweep_temporaries(dest)
-    mark = fingerprint(plan)
-    work = Encoding(encoder, size)
-    parts = [
-        sources[i : i + options.shard_items] for i in range(0, len(sources), options.shard_items)
-    ]
+    shards = _shards(Encoding(encoder, size), sources, dest, fingerprint(plan), options, progress)
+    if not options.skip_unreadable:
+        refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
+    if not any(s.tokens for s in shards):
+        raise GenError(f"none of the {plural(len(sources), 'source')} of {folder} can be read")
+    return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
+
+
+def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
+    """Return what a manifest says of all tokens: modality, frontend, size of media and grid."""
+    config = encoder.frontend.config
+    return {
+        "modality": encoder.modality.name,
+        "frontend": {
+            "name": encoder.name,
+            "class": type(encoder.frontend).__name__,
+            "digest": encoder.digest,
+            "kind": config.kind,
+            "codebook_sizes": list(config.codebook_sizes),
+        },
+        "size": list(size.axes),
+        "grid": list(encoder.grid(size)),
+        "resize": size.resize,
+    }
+
+
+def _shards(
+    work: Encoding,
+    sources: list[Source],
+    dest: Path,
+    mark: str,
+    options: EncodeOptions,
+    progress: Silent,
+) -> list[Shard]:
+    """Read the shards that are there, and encode and write the others.
+
+    A shard without some of its sources is written only where these may be skipped.
+    """
+    items = options.shard_items
+    parts = [sources[i : i + items] for i in range(0, len(sources), items)]
     found = [read_shard(shard_path(dest, i), mark) for i in range(len(parts))]
     if not options.skip_unreadable:
         found = [None if s is None or s.skipped else s for s in found]
     if None in found:
         (dest / MANIFEST).unlink(missing_ok=True)
+    shards = []
     progress.start(len(sources), sum(len(p) for p, s in zip(parts, found, strict=True) if s))
     try:
-        for i, part in enumerate(parts):
-            if found[i] is None:
-                found[i] = work.shard(part)
-                if options.skip_unreadable or not found[i].skipped:
-                    write_shard(shard_path(dest, i), found[i], mark)
+        for number, (part, shard) in enumerate(zip(parts, found, strict=True)):
+            if shard is None:
+                shard = work.shard(part)
+                if options.skip_unreadable or not shard.skipped:
+                    write_shard(shard_path(dest, number), shard, mark)
                 progress.items(len(part))
+            shards.append(shard)
     finally:
         progress.close()
-    shards = [s for s in found if s is not None]
-    if not options.skip_unreadable:
-        refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
-    if not any(s.tokens for s in shards):
-        raise GenError(f"none of the {plural(len(sources), 'file')} of {folder} can be read")
-    return write_manifest(dest, {"plan": mark, **about}, shards)
+    return shards
 
 
 def refuse_unreadable(skipped: dict[str, str], total: int) -> None:

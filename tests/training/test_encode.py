@@ -220,7 +220,7 @@ def test_texts_of_a_published_tokenizer_end_with_its_end(tmp_path):
         ("missing", "is no folder; expected a folder of media"),
         ("lost", r"metadata.jsonl names 1 file that are not there: gone.png"),
         ("row", r"metadata.jsonl, line 1 is no JSON"),
-        ("none", r"none of the 1 file of .* can be read"),
+        ("none", r"none of the 1 source of .* can be read"),
     ],
 )
 def test_folders_that_cannot_be_encoded(case, message, tmp_path):
