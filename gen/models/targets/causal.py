@@ -229,9 +229,7 @@ class CausalTarget(Target):
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
         if prefix is not None and hidden is not None:
-            every = torch.arange(self.rows, device=self.device)
-            prompt_states = PromptStates(every, {k: x[:, :-width] for k, x in hidden.items()})
-            hidden = {k: x[:, -width:] for k, x in hidden.items()}
+            prompt_states, hidden = self._without_prompts(hidden, width)
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         logprobs, raw = self._outcome(out, grid)
@@ -320,6 +318,14 @@ class CausalTarget(Target):
         columns = torch.cat([torch.zeros_like(path[:, :1]), path + 1], 1)
         self.history = self._branches[row, columns[row, num_accepted]]
         self.allowed = self.allowed[row[:, None], columns]
+
+    def _without_prompts(
+        self, states: dict[str, Tensor], width: int
+    ) -> tuple[PromptStates, dict[str, Tensor]]:
+        """Split hidden states of prompts and ``width`` positions behind them, of all rows."""
+        every = torch.arange(self.rows, device=self.device)
+        of_prompts = {name: x[:, :-width] for name, x in states.items()}
+        return PromptStates(every, of_prompts), {k: x[:, -width:] for k, x in states.items()}
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
