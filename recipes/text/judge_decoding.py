@@ -42,7 +42,7 @@ NAME, SEED, RIDGE, STEPS = "text-judge-probe", 31, 1e-4, 100
 KEPT = 0.1  # share of the tasks that the fit does not see
 BEGINNINGS = 0.5  # share of the tasks that are drafted from their first word on
 WRONG = 20.0  # weight of a wrong draft in the fit; that of a right one is 1
-RELAXATIONS = (0.05, 0.1, 0.2, 0.5)
+RELAXATIONS = (0.1, 0.2, 0.3, 0.5)
 MANY = text_tasks.RANDOM  # tasks with several right answers
 # draft temperature and relaxation
 COMPARED = ((1.0, 0.0), (1.0, 0.2), (0.0, 0.0), *((0.0, r) for r in RELAXATIONS))
