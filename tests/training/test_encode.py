@@ -64,12 +64,16 @@ def found(shards, name: str) -> torch.Tensor:
 def test_captions_come_from_files_beside_and_from_metadata(images, tmp_path):
     folder = shutil.copytree(images, tmp_path / "media")
     (folder / "0001.txt").unlink()
-    row = {"file_name": "0000.png", "text": "a red circle", "extra": 1}
-    (folder / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    rows = [
+        {"file_name": "0000.png", "text": "a red circle", "extra": 1},
+        {"file_name": "0003.png", "prompt": "a blue ring"},  # as gen export --dataset writes it
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     encode_folder("image", folder, tmp_path / "D")
     conditions = read_folder(tmp_path / "D")[1][0].conditions
     beside = {"text": (images / "0002.txt").read_text().strip()}
     assert conditions[:3] == [{"text": "a red circle"}, None, beside]
+    assert conditions[3] == {"text": "a blue ring"}
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
