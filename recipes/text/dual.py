@@ -177,7 +177,7 @@ def dual_loss(shape: Shape, block: int, generator: torch.Generator):
 def measured(
     pipe: Pipeline, samplers: dict[str, Any], tasks: Sequence[text_tasks.Task], rows: int
 ) -> dict[str, dict[str, float]]:
-    """Per sampler: the share of right answers, tokens per target pass, and draft passes."""
+    """Per sampler: the share of right answers, passes of the target, and passes that draft."""
     found = {}
     for name, sampler in samplers.items():
         out = pipe([str(t) for t in tasks], sampler, seed=0, batch_size=rows)

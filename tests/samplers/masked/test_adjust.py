@@ -15,6 +15,7 @@ from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.modalities.text.tasks import check, tasks
 from gen.models.adapters.base import ModelAdapter
 from gen.models.nets.adjust import AdjustLayer
 from gen.models.targets.masked import MaskedTarget
@@ -279,6 +280,18 @@ def test_files_of_a_layer_survive_a_round_trip(tmp_path):
     again.load_state_dict(layer.state_dict())
     x, at = torch.randn(2, 5, 96), torch.arange(5)[None]
     assert layer.target == "abc" and torch.equal(layer(x, x, at), again(x, x, at))
+
+
+@pytest.mark.slow
+def test_the_embedded_layer_makes_fewer_errors_than_the_product_of_marginals(pipe):
+    asked = tasks(200, 123, held=True)
+
+    def right(**params) -> int:
+        spec = {"name": "adjust", "adjust_commits": 2, **params}
+        out = pipe([str(t) for t in asked], spec, seed=0, batch_size=100)
+        return sum(check(t, m).passed for t, m in zip(asked, out.media, strict=True))
+
+    assert right() > right(proposer="categorical", adjust_layer="")
 
 
 # --- refusals
