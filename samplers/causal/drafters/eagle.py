@@ -254,6 +254,7 @@ class Eagle(DraftSource):
     ``drafter_weights``, ``num_speculative_tokens``, ``draft_temperature``."""
 
     params = ("drafter_weights",)
+    needs_weights = True
 
     @classmethod
     def nodes(cls, sampler, target, draft):
