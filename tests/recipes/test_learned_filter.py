@@ -9,38 +9,33 @@ import pytest
 
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.learned_filter import QUICK, decoded, decoders, made
-from gen.recipes.text.filter import traces_of
+from gen.recipes.text.filter import ONE_AT_A_TIME, traces_of
 
-POSITIONS = 27  # of a motion
-
-
-@pytest.fixture(scope="module")
-def pipe() -> Pipeline:
-    return Pipeline("motion")
+POSITIONS = 16  # of a text
 
 
-def test_every_masked_position_of_every_pass_is_labelled(pipe):
-    """The last position is final when it alone is masked: T (T + 1) / 2 labels of an output."""
+def test_every_masked_position_of_every_pass_is_labelled():
+    """The first of T passes sees T positions and the last one: T (T + 1) / 2 labels."""
+    pipe = Pipeline("text")
     prompts = pipe.modality.example_prompts(2, 5)
     found = traces_of(pipe, prompts, QUICK, 2, POSITIONS)
-    assert len(found.x) == 2 * POSITIONS * (POSITIONS + 1) // 2
-    sure = found.c > 1 - 1e-6
-    assert found.final[sure].all() and not found.final.all()
-    # half as many passes commit two at a time, and fewer positions are seen
+    assert len(found.x) == len(found.final) == 2 * POSITIONS * (POSITIONS + 1) // 2
+    assert found.final[found.c > 1 - 1e-6].all()
+    # the control: with half as many passes two are committed at a time, and fewer are seen
     fewer = traces_of(pipe, prompts, QUICK, 2, POSITIONS // 2)
     assert len(fewer.x) < len(found.x)
 
 
 @pytest.mark.slow
-def test_the_preset_takes_the_filter(pipe, tmp_path):
-    plan = replace(QUICK, tasks=4, steps=300)
-    _, figures = made(pipe, plan, tmp_path)
+def test_the_preset_takes_the_filter_of_a_modality(tmp_path):
+    pipe = Pipeline("motion")
+    space = pipe.bound(pipe.model_name(ONE_AT_A_TIME))[1].space
+    _, figures = made(pipe, replace(QUICK, tasks=4, steps=300), tmp_path)
     assert figures["nats"] < figures["nats_blind"]
-    specs = decoders(tmp_path, POSITIONS, ends=False)
-    prompts = pipe.modality.example_prompts(2, 0)
-    rows = decoded(pipe, prompts, specs, 2)
-    assert rows["llada, one position per pass"]["passes"] == POSITIONS
-    assert rows["learn2pd, 0.5"]["passes"] < POSITIONS
-    # the control: above 1 no proposal is final, so that each pass commits one position
-    never = specs["learn2pd, 0.5"] | {"filter_threshold": 1.1}
-    assert decoded(pipe, prompts, {"never": never}, 2)["never"]["passes"] == POSITIONS
+    specs = decoders(tmp_path, space.length, space.eos_token_id is not None)
+    # the control: above 1 no proposal counts as final, so that each pass commits one position
+    specs["never"] = specs["learn2pd, 0.5"] | {"filter_threshold": 1.1}
+    rows = decoded(pipe, pipe.modality.example_prompts(2, 0), specs, 2)
+    one = rows["llada, one position per pass"]
+    assert one["same"] == 1 and rows["learn2pd, 0.5"]["passes"] < one["passes"]
+    assert rows["learn2pd, 0.5"]["passes"] < rows["never"]["passes"]

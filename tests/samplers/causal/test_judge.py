@@ -209,13 +209,19 @@ def test_labels_of_a_task_with_one_answer_are_its_words(pipe):
 
 
 def test_a_fit_separates_what_is_separable():
+    """Most right drafts score above most wrong ones, and wrong ones are hardly ever accepted."""
+
+    def ordered(score: Tensor, right: Tensor) -> Tensor:
+        return (score[right][:, None] > score[~right]).float().mean()
+
     x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
     right = x @ torch.tensor([1.0, -2.0, 0.0]) > 0.3
     weight, bias = fit(LabelledDrafts(x, right, torch.arange(400)))
-    assert ((x @ weight + bias > 0) == right).float().mean() > 0.98
+    score = x @ weight + bias
+    assert ordered(score, right) > 0.99 and (score[~right] > 0).float().mean() < 0.02
     shuffled = right[torch.randperm(400, generator=torch.Generator().manual_seed(1))]
     weight, bias = fit(LabelledDrafts(x, shuffled, torch.arange(400)))
-    assert ((x @ weight + bias > 0) == shuffled).float().mean() < 0.7
+    assert ordered(x @ weight + bias, shuffled) < 0.7
 
 
 @pytest.mark.slow
