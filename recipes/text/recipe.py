@@ -125,7 +125,7 @@ def masked_samplers(zoo: Path) -> dict[str, dict]:
         if (
             sampler.protocol != "masked"
             or "codes" not in sampler.kinds
-            or name in ("masked_iterative", "mar")
+            or name in ("masked_iterative", "mar", "adjust")  # the layer is of one model
         ):
             continue
         if name in COUNTED:

@@ -401,6 +401,7 @@ LOOPS = {
 }  # judge chains of canvases in a loop of their own, which asks how long they are
 ASK = {
     "adablock",
+    "adjust",
     "llada2",
     "wino",
     "window_diffusion",

@@ -29,7 +29,8 @@ PRESETS = [
     and p.params.get("selector") in SELECTORS
     and p.params.get("stop") != "end"
     and "cache" not in p.params
-]  # test_learned.py has those
+    and "adjust_layer" not in p.params
+]  # test_learned.py and test_adjust.py have those
 OURS = {
     "llada",
     "dream",
