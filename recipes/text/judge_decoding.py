@@ -66,7 +66,7 @@ class JudgePlan:
     rows: int = 500
 
 
-QUICK = JudgePlan(tasks=40, held_out=6, rows=40)
+QUICK = JudgePlan(tasks=150, held_out=6, rows=150)
 
 
 @dataclass(frozen=True)
