@@ -16,6 +16,7 @@ from trained_drafters import DEPTH, NET, network, scrambled, target
 from gen.core.errors import GenError
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
+from gen.pipeline.pipeline import load
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
 from gen.recipes.drafters.kind_heads import (
@@ -30,6 +31,7 @@ from gen.recipes.drafters.kind_parallel import (
     ParallelOptions,
     Prompt,
 )
+from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
 from gen.samplers.causal.drafters.exit import exit_model
 from gen.samplers.causal.drafters.heads import unfiltered
 from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
@@ -179,6 +181,16 @@ def test_a_group_of_masks_sees_no_token_behind_it():
         _, again, _ = kind.all_logq(net, Batch(**{**vars(batch), "tokens": other}), 3)
         moved = (again[:, group] - further[:, group]).abs().flatten(1).amax(1) > 1e-6
         assert torch.equal(moved, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["medusa", "hydra", "exit", "masked", "prompt"])
+def test_the_recipe_writes_a_drafter_that_a_sampler_reads(tmp_path, name):
+    recipe = DrafterRecipe("text-causal", name, tmp_path, QUICK, log=lambda line: None)
+    figures = recipe.run()
+    assert 0 < figures["alpha"] <= 1 and figures["parameters"] > 0
+    spec = recipe.kind.sampler(tmp_path / "drafter")
+    assert load("text")("3 + 8 + 5 =", sampler=spec).stats[0].nfe > 0
 
 
 def test_unknown_options_are_refused():
