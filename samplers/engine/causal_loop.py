@@ -51,8 +51,7 @@ class StepContext:
         start: committed tokens of each row, long [b].
         positions: grid positions of the columns, long [b, W].
         valid: columns that exist, bool [b, W].
-        hidden_states: hidden states of the step's forward pass once it has run, by the name of the
-            layer, [b, W, D] each; None unless the drafter needs them.
+        hidden_states: those of the forward pass by layer, [b, W, D]; None before it, or not needed.
     """
 
     rng: RNG
@@ -252,12 +251,7 @@ def check_needs(drafter: Drafter, target: CausalTarget) -> None:
 class CausalRun(SteppableRun):
     """Rows of a causal loop: their tokens, how far each is, and the phases of a step.
 
-    Args:
-        target: model, prompts and sampling parameters of N items.
-        rng: source of every random decision.
-        drafter: the method.
-        trace: whether to record every step.
-        callback: called after every step.
+    Arguments are those of ``decode_causal``.
 
     Attributes:
         bound: position before which rows wait for others (``advance``), or that of each item, int64
