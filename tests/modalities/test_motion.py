@@ -460,7 +460,9 @@ def test_spans_that_say_nothing_are_refused(span, words, pipes, clip):
 
 
 def test_edits_that_cannot_be_are_refused(pipes, clip):
-    with pytest.raises(GenError, match="'autoregressive' decodes left to right and cannot edit here"):
+    with pytest.raises(
+        GenError, match="'autoregressive' decodes left to right and cannot edit here"
+    ):
         pipes["causal"](PROMPTS[0], "autoregressive", source=clip, span=":8")
     with pytest.raises(GenError, match="'motion' is edited with a span; got a mask"):
         pipes["masked"](PROMPTS[0], MASKGIT, source=clip, mask=np.zeros((4, 4), bool))
