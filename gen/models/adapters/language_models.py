@@ -164,6 +164,16 @@ class CausalLM(LanguageModel):
         """Number of layers."""
         return self.config.num_hidden_layers
 
+    @property
+    def input_embeddings(self) -> torch.nn.Embedding:
+        """Table of the token embeddings."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Matrix [V, D] that makes logits of the last hidden states."""
+        return self.model.get_output_embeddings().weight
+
     def with_layers(self, layers: Sequence[int]) -> Self:
         """See ``LayeredModel``."""
         return self.with_network(keep_layers(self.model, layers, self.num_layers))

@@ -14,6 +14,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import (
     CausalModel,
     HiddenStateModel,
@@ -121,7 +122,7 @@ class CausalTarget(Target):
         if self.history is not None:
             self.history = self.history[rows]
 
-    def with_model(self, model: CausalModel) -> Self:
+    def with_model(self, model: CausalModel | ModelAdapter) -> Self:
         """Make a fresh target of the same items and sampling parameters with another model."""
         return self._handed_over(type(self)(model, *self._init_args(self.sampling)[1:]))
 

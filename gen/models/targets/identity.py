@@ -41,7 +41,7 @@ def require_trained_for(
     """Refuse trained weights of another model or distribution.
 
     Args:
-        what: kind and place of the weights, for the message.
+        what: kind of the weights and where they are, for the message.
         digest: digest of the weights of the model that they were trained for.
         name: name of that model.
         sampling: sampling parameters that they were trained for, those of ``DISTRIBUTION``.

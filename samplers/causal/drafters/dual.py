@@ -22,8 +22,8 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.load.locate import config_field
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.exit import language_model
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
+from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.causal_loop import CausalStep
 
 DUAL = "dual_stream"

@@ -22,16 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import GenError
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.language_models import CausalLM
 from gen.models.nets.eagle import EagleLayer, EagleShape, Entries
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.trained import read_drafter
+from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
@@ -66,9 +64,9 @@ class EagleNodes(Nodes):
         temperature: float | None = None,
     ):
         self.target, self.layer, self.hidden_layers = target, layer, hidden_layers
-        self.model = language_model(target)
+        self.model = language_model(target, KIND)
         size = target.legal.shape[-1]
-        self.head = self.model.model.get_output_embeddings().weight[:size]
+        self.head = self.model.output_weight[:size]
         self.sampling = drafted_params(target.sampling, temperature)
         self.known = np.zeros(target.rows, dtype=bool)
         self.num_passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
@@ -224,21 +222,6 @@ def drafted_params(sampling: SamplingParams, temperature: float | None) -> Sampl
     return plain if temperature is None else replace(plain, temperature=temperature)
 
 
-def language_model(target: CausalTarget) -> CausalLM:
-    """Return the model of a target.
-
-    Raises:
-        GenError: it has no embeddings and no head that a drafter could share.
-    """
-    if not isinstance(target.model, CausalLM):
-        raise GenError(
-            f"the drafter {KIND} shares embeddings and head of its target, and"
-            f" {type(target.model).__name__} has none; expected a causal language model of"
-            " transformers"
-        )
-    return target.model
-
-
 @method(
     KIND,
     sampler="speculative",
@@ -258,7 +241,7 @@ class Eagle(DraftSource):
 
     @classmethod
     def nodes(cls, sampler, target, draft):
-        language_model(target)
+        language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         layer = EagleLayer(EagleShape(**facts.net))
         layer.load_state_dict(weights)

@@ -15,30 +15,19 @@ Guarantee: that of the verifier, whatever the layer.
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 from torch import nn
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import bad_value
 from gen.core.registry import register
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.layer_plans import keep_layers, layers_of
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import ModelDrafts
-from gen.samplers.causal.drafters.trained import read_drafter
+from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "exit"
-
-
-def language_model(target: CausalTarget, method: str) -> CausalLM:
-    """Return the model of a target. Raises ``GenError`` for one without layers."""
-    if not isinstance(target.model, CausalLM):
-        raise GenError(
-            f"the drafter {method} needs the layers of a network, and"
-            f" {type(target.model).__name__} has none; expected a causal language model of"
-            " transformers"
-        )
-    return target.model
 
 
 def exit_layer(model: CausalLM, layers: int) -> nn.Module:
@@ -53,8 +42,8 @@ def exit_layer(model: CausalLM, layers: int) -> nn.Module:
     """
     if not 0 < layers < model.num_layers:
         raise bad_value("exit_layer", layers, f"from 1 to {model.num_layers - 1}")
-    found = model.model.get_submodule(layers_of(model.model, model.num_layers))
-    # its keys and values have the place of the layer that it stands for
+    found = cast(nn.ModuleList, model.model.get_submodule(layers_of(model.model, model.num_layers)))
+    # its keys and values have the slots of the layer that it stands for
     own = copy.deepcopy(found[layers])
     own.load_state_dict(found[-1].state_dict())
     return own.requires_grad_(True)

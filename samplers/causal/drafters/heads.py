@@ -1,14 +1,16 @@
 """Nodes whose distributions heads compute from hidden states of the target's last forward pass.
 
-A head of depth k gives the token k + 1 places behind the last committed one, from the hidden state
-that the last committed token was drawn from. A row that has seen no forward pass has no state and
-drafts nothing. Nodes deeper than the heads get no children.
+A head of depth k gives the token k + 1 positions behind the last committed one, from the hidden
+state that the last committed token was drawn from. A row that has seen no forward pass has no state
+and drafts nothing. Nodes deeper than the heads get no children.
 
 The state of a row is that of the accepted branch alone, so that trees need no second pass, and a
 row's drafts depend on no other row.
 """
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,8 @@ from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import Tree
 
+Net = TypeVar("Net", bound=nn.Module)
+
 
 def unfiltered(sampling: SamplingParams) -> SamplingParams:
     """Return the temperature of sampling parameters without guidance and filters.
@@ -34,7 +38,7 @@ def unfiltered(sampling: SamplingParams) -> SamplingParams:
     return SamplingParams(temperature=sampling.temperature)
 
 
-def network_of(target: CausalTarget, method: str) -> nn.Module:
+def network_of(target: CausalTarget, method: str) -> Any:
     """Return the network of a target. Raises ``GenError`` for a model without one."""
     if not isinstance(target.model, ModelAdapter):
         raise GenError(
@@ -122,7 +126,7 @@ class HeadNodes(Nodes):
         self.known = torch.ones_like(self.known)
 
 
-def checked_load(net: nn.Module, weights: dict[str, Tensor], kind: str) -> nn.Module:
+def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
     """Load the weights of a drafter's network.
 
     Args:

@@ -33,10 +33,9 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.layer_plans import replaced
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.exit import language_model
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import unseen
-from gen.samplers.causal.drafters.trained import read_drafter
+from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import Tree
@@ -58,7 +57,7 @@ def masked_network(model: CausalLM, net: Mapping[str, Any]) -> nn.Module:
     config.intermediate_size = max(32, width * 8 // 3 // 32 * 32)
     config.vocab_size = model.config.vocab_size + 1
     config.tie_word_embeddings = True
-    made = type(model.model)(config)
+    made: Any = type(model.model)(config)
     made.tie_weights()
     return made
 
@@ -83,7 +82,7 @@ class PromptTokens(nn.Module):
 
 def prompt_model(model: CausalLM, tokens: PromptTokens) -> CausalLM:
     """Make the target's model with further ids for prompt tokens, those behind its vocabulary."""
-    network, table = model.model, model.model.get_input_embeddings()
+    network, table = model.model, model.input_embeddings
     name = next(name for name, module in network.named_modules() if module is table)
     rows = torch.cat([table.weight, tokens.vectors.to(table.weight)]).detach()
     extended = nn.Embedding.from_pretrained(rows).eval()
@@ -170,7 +169,7 @@ class Prompt(DraftSource):
     def nodes(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, PROMPT, target)
         model, depth = language_model(target, PROMPT), int(facts.net["depth"])
-        table = model.model.get_input_embeddings().weight
+        table = model.input_embeddings.weight
         tokens = checked_load(PromptTokens(depth, table), weights, PROMPT)
         masks = torch.arange(depth - 1, device=target.device) + len(table)
         return ParallelNodes(draft_target(target, prompt_model(model, tokens)), masks)

@@ -113,7 +113,8 @@ def read_facts(
         found = config.pop("model_type", None) if isinstance(config, dict) else None
         facts = None
         if found == MODEL_TYPE:
-            facts = DrafterFacts(**config | {"layers": tuple(config["layers"])})
+            values: dict[str, Any] = {**config, "layers": tuple(config["layers"])}
+            facts = DrafterFacts(**values)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise GenError(f"the config of drafter {asked} cannot be read: {error}") from None
     if facts is None or facts.kind != kind:
@@ -188,3 +189,22 @@ def embedded() -> list[str]:
         if f'"{MODEL_TYPE}"' in (folder / "config.json").read_text()
     )
     return sorted(drafters) or ["none that is embedded"]
+
+
+def language_model(target: CausalTarget, method: str) -> CausalLM:
+    """Return the model of a target.
+
+    Args:
+        target: the model with its items.
+        method: name of the drafter, for messages.
+
+    Raises:
+        GenError: it has no layers, embeddings and head that a drafter could share.
+    """
+    if not isinstance(target.model, CausalLM):
+        raise GenError(
+            f"the drafter {method} needs the layers and the head of a network, and"
+            f" {type(target.model).__name__} has none; expected a causal language model of"
+            " transformers"
+        )
+    return target.model
