@@ -1,4 +1,4 @@
-"""Kind ``eagle``: one layer on the target's hidden states (``gen.models.nets.eagle``).
+"""Kind ``eagle``: one layer on the target's hidden states (drafter ``eagle``).
 
 Training runs several unrolls, of which all but the first feed on the layer's own outputs, as in
 decoding; unroll i counts ``decay`` ** i. With ``method=eagle1`` it is trained as EAGLE (arXiv
@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.nets.eagle import EagleLayer, EagleShape
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
+from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 NOISE = 0.2  # range of the noise on features of EAGLE, times 512 / length

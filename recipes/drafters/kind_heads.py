@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
-from gen.models.nets.draft_heads import TRUNKS, MedusaHeads, hydra_of
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
+from gen.samplers.causal.drafters.head_networks import TRUNKS, MedusaHeads, hydra_of
 from gen.samplers.causal.drafters.heads import projection
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 

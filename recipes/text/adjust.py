@@ -40,7 +40,6 @@ from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS, TextModality
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import zoo
-from gen.models.nets.adjust import AdjustLayer
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
@@ -49,6 +48,7 @@ from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
 from gen.recipes.text.recipe import SHAPE
+from gen.samplers.masked.adjust_layer import AdjustLayer
 from gen.tokenizers.text.words import TextWords
 
 MODEL, LAYER = "text-masked", "text-adjust"

@@ -12,9 +12,9 @@ from torch import nn
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
-from gen.models.nets.draft_heads import MedusaHeads, hydra_of
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.exit import exit_layer
+from gen.samplers.causal.drafters.head_networks import MedusaHeads, hydra_of
 from gen.samplers.causal.drafters.heads import projection
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter

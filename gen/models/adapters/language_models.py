@@ -179,10 +179,10 @@ class CausalLM(LanguageModel):
         return self.with_network(keep_layers(self.model, layers, self.num_layers))
 
     def with_network(self, model: torch.nn.Module) -> Self:
-        """Make the adapter of a variant of the network, which has its config."""
+        """See ``SharedModel``. A compiled forward is that of the whole network."""
         other = copy.copy(self)
-        other.model = model
-        # a compiled forward is the whole network's
+        other.model, other.config = model, model.config.get_text_config()
+        other.vocab_size = other.config.vocab_size
         other._lean, other._compiled = LeanLlama.of(model), None
         return other
 

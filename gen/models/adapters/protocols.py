@@ -118,6 +118,37 @@ class LayeredModel(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedModel(LayeredModel, HiddenStateModel, Protocol):
+    """Causal model whose network drafters share: its embeddings, its layers and its head.
+
+    Attributes:
+        model: the network, of transformers.
+        config: config of the language model.
+    """
+
+    model: Any
+    config: Any
+
+    @property
+    def input_embeddings(self) -> Any:
+        """Module of the token embeddings."""
+        ...
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Matrix [V, D] that makes logits of the last hidden states."""
+        ...
+
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
+        ...
+
+    def with_network(self, model: Any) -> Any:
+        """Return the same kind of model with another network."""
+        ...
+
+
 class MaskedModel(Protocol):
     """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
 
@@ -136,7 +167,7 @@ class MaskedModel(Protocol):
 
 @runtime_checkable
 class AdjustableModel(Protocol):
-    """Masked model whose hidden states a layer can adjust (``gen.models.nets.adjust``)."""
+    """Masked model whose hidden states a layer can adjust."""
 
     shift: int
     digest: str

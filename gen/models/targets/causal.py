@@ -18,6 +18,7 @@ from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import (
     CausalModel,
     HiddenStateModel,
+    SharedModel,
     SuperposedModel,
     TreeModel,
 )
@@ -122,7 +123,7 @@ class CausalTarget(Target):
         if self.history is not None:
             self.history = self.history[rows]
 
-    def with_model(self, model: CausalModel | ModelAdapter) -> Self:
+    def with_model(self, model: CausalModel | ModelAdapter | SharedModel) -> Self:
         """Make a fresh target of the same items and sampling parameters with another model."""
         return self._handed_over(type(self)(model, *self._init_args(self.sampling)[1:]))
 

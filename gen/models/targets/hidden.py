@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.protocols import AdjustableModel
-from gen.models.nets.adjust import AdjustLayer
 from gen.models.targets.base import StepOutput
 
 # logits [H n, T, V] and canvases [n, T] -> final log-probabilities [n, T, V], and a function that
@@ -40,8 +39,14 @@ class AdjustableCanvas:
     seen: Tensor | None
     shaping: Shaping
 
-    def adjusted(self, layer: AdjustLayer, canvas: Tensor) -> Self:
-        """Return the hidden states after a layer that reads canvases, long [n, T]."""
+    def adjusted(self, layer: Callable[..., Tensor], canvas: Tensor) -> Self:
+        """Return the hidden states after a layer that reads canvases, long [n, T].
+
+        Args:
+            layer: makes hidden states [H n, S, D] of embeddings and hidden states [H n, S, D],
+                positions long [H n, S] and seen columns.
+            canvas: long [n, T].
+        """
         tokens = torch.cat([self.prompt, canvas.repeat(self.branches, 1)], 1)
         embedded = self.model.embedded(tokens, self.positions)
         return replace(self, hidden=layer(embedded, self.hidden, self.positions, self.seen))

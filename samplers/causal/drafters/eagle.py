@@ -25,10 +25,10 @@ from torch import Tensor
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.models.nets.eagle import EagleLayer, EagleShape, Entries
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape, Entries
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device

@@ -21,8 +21,8 @@ from torch import nn
 
 from gen.core.errors import bad_value
 from gen.core.registry import register
-from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.layer_plans import keep_layers, layers_of
+from gen.models.adapters.protocols import SharedModel
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import ModelDrafts
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
@@ -30,7 +30,7 @@ from gen.samplers.causal.drafters.trained import language_model, read_drafter
 KIND = "exit"
 
 
-def exit_layer(model: CausalLM, layers: int) -> nn.Module:
+def exit_layer(model: SharedModel, layers: int) -> nn.Module:
     """Make the layer behind the first ones, with the weights of the network's last layer.
 
     Args:
@@ -49,7 +49,7 @@ def exit_layer(model: CausalLM, layers: int) -> nn.Module:
     return own.requires_grad_(True)
 
 
-def exit_model(model: CausalLM, layers: int, own: nn.Module) -> CausalLM:
+def exit_model(model: SharedModel, layers: int, own: nn.Module) -> SharedModel:
     """Make the model of the first layers and a layer behind them (``exit_layer``)."""
     return model.with_network(keep_layers(model.model, range(layers), model.num_layers, own))
 

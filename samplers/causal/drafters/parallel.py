@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.registry import register
-from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.layer_plans import replaced
+from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
@@ -43,7 +43,7 @@ from gen.samplers.engine.tree import Tree
 MASKED, PROMPT = "masked", "prompt"
 
 
-def masked_network(model: CausalLM, net: Mapping[str, Any]) -> nn.Module:
+def masked_network(model: SharedModel, net: Mapping[str, Any]) -> nn.Module:
     """Make a small network of the target's architecture with one mask token more.
 
     Args:
@@ -80,7 +80,7 @@ class PromptTokens(nn.Module):
         return self.vectors
 
 
-def prompt_model(model: CausalLM, tokens: PromptTokens) -> CausalLM:
+def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
     """Make the target's model with further ids for prompt tokens, those behind its vocabulary."""
     network, table = model.model, model.input_embeddings
     name = next(name for name, module in network.named_modules() if module is table)
@@ -132,7 +132,7 @@ class ParallelNodes(Nodes):
         return torch.where((depth <= len(self.masks))[..., None], found, -torch.inf)
 
 
-def draft_target(target: CausalTarget, model: CausalLM) -> CausalTarget:
+def draft_target(target: CausalTarget, model: SharedModel) -> CausalTarget:
     """Make the target of a draft model that takes mask tokens.
 
     It has no constraint: masks are no tokens that one could read, and the verifier refuses what
@@ -153,7 +153,7 @@ class Masked(DraftSource):
     def nodes(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, MASKED, target)
         model = language_model(target, MASKED)
-        net = CausalLM(checked_load(masked_network(model, facts.net), weights, MASKED))
+        net = model.with_network(checked_load(masked_network(model, facts.net), weights, MASKED))
         masks = torch.full((int(facts.net["depth"]) - 1,), model.config.vocab_size)
         return ParallelNodes(draft_target(target, net), masks.to(target.device))
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
-from gen.models.adapters.language_models import CausalLM
+from gen.models.adapters.protocols import SharedModel
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
@@ -167,7 +167,7 @@ def facts_of_model(target: CausalTarget, draft: CausalTarget) -> DrafterFacts | 
     Raises:
         GenError: it was trained for another model or distribution, or the config states no facts.
     """
-    if not isinstance(draft.model, CausalLM):
+    if not isinstance(draft.model, SharedModel):
         return None
     stated = config_field(draft.model.model.config, CONFIG_KEY)
     if stated is None:
@@ -191,7 +191,7 @@ def embedded() -> list[str]:
     return sorted(drafters) or ["none that is embedded"]
 
 
-def language_model(target: CausalTarget, method: str) -> CausalLM:
+def language_model(target: CausalTarget, method: str) -> SharedModel:
     """Return the model of a target.
 
     Args:
@@ -201,7 +201,7 @@ def language_model(target: CausalTarget, method: str) -> CausalLM:
     Raises:
         GenError: it has no layers, embeddings and head that a drafter could share.
     """
-    if not isinstance(target.model, CausalLM):
+    if not isinstance(target.model, SharedModel):
         raise GenError(
             f"the drafter {method} needs the layers and the head of a network, and"
             f" {type(target.model).__name__} has none; expected a causal language model of"

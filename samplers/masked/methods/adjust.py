@@ -4,7 +4,7 @@
     position   the masked position that ``order`` puts first under p_j
     token      drawn from p_j at that position
     p_j+1      p_j adjusted to the token by a small layer on the hidden states
-               (``gen.models.nets.adjust``); p_1 is that of the forward pass
+               (``gen.samplers.masked.adjust_layer``); p_1 is that of the forward pass
 
 So the tokens of a pass come from a joint distribution, where other samplers draw from the product
 of the marginals p_1. The order sees no drawn token. A position has one random number per forward
@@ -30,7 +30,7 @@ from gen.core.errors import GenError
 from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.params import Params, integer, text
 from gen.core.registry import register
-from gen.models.nets.adjust import AdjustLayer, embedded
+from gen.samplers.masked.adjust_layer import AdjustLayer, embedded
 from gen.samplers.masked.chains.chain import marginal_order
 from gen.samplers.masked.step import HIDDEN_STATES, MaskedStep, Prediction, highest, needs
 

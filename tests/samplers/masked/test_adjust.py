@@ -17,10 +17,10 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.tasks import check, tasks
 from gen.models.adapters.base import ModelAdapter
-from gen.models.nets.adjust import AdjustLayer
 from gen.models.targets.masked import MaskedTarget
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.adjust import reveal
+from gen.samplers.masked.adjust_layer import AdjustLayer
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.adjust import Adjusted
 

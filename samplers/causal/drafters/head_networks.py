@@ -7,7 +7,7 @@ gives the token at depth k behind that token: depth 0 is its direct successor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,16 +48,17 @@ class MedusaHeads(nn.Module):
     def __init__(self, head: Tensor, depth: int):
         super().__init__()
         self.depth, (size, width) = depth, head.shape
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.projections = nn.ModuleList(nn.Linear(width, size, bias=False) for _ in range(depth))
-        for block, projection in zip(self.blocks, self.projections, strict=True):
+        blocks = [nn.Linear(width, width) for _ in range(depth)]
+        projections = [nn.Linear(width, size, bias=False) for _ in range(depth)]
+        self.blocks, self.projections = nn.ModuleList(blocks), nn.ModuleList(projections)
+        for block, projection in zip(blocks, projections, strict=True):
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
             projection.weight.data.copy_(head.detach())
 
     def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
         """See ``DraftHeads``."""
-        block, projection = self.blocks[depth], self.projections[depth]
+        block, projection = _linear(self.blocks, depth), _linear(self.projections, depth)
         x = state.to(projection.weight.dtype)
         return projection(x + F.silu(block(x)))
 
@@ -74,25 +75,29 @@ class HydraHeads(nn.Module):
         states: number of layers S whose states are read; the last one is the last norm's.
     """
 
+    head: Tensor
+
     def __init__(self, head: Tensor, depth: int, states: int = 1):
         super().__init__()
         self.depth, self.width = depth, head.shape[1]
         self.register_buffer("head", head.detach().clone(), persistent=False)
         sizes = [(states + k + 1) * self.width for k in range(depth)]
-        self.skips = nn.ModuleList(nn.Linear(n, self.width, bias=False) for n in sizes)
-        self.gates = nn.ModuleList(nn.Linear(n, self.width) for n in sizes)
-        self.blocks = nn.ModuleList(nn.Linear(self.width, self.width) for _ in sizes)
-        for part in (*self.skips, *self.gates, *self.blocks):
+        skips = [nn.Linear(n, self.width, bias=False) for n in sizes]
+        gates = [nn.Linear(n, self.width) for n in sizes]
+        blocks = [nn.Linear(self.width, self.width) for _ in sizes]
+        self.skips, self.gates = nn.ModuleList(skips), nn.ModuleList(gates)
+        self.blocks = nn.ModuleList(blocks)
+        for part in (*skips, *gates, *blocks):
             nn.init.zeros_(part.weight)
-        for part in (*self.gates, *self.blocks):
+        for part in (*gates, *blocks):
             nn.init.zeros_(part.bias)
-        for skip in self.skips:
+        for skip in skips:
             last = slice((states - 1) * self.width, states * self.width)
             skip.weight.data[:, last] = torch.eye(self.width)
 
     def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
         """See ``DraftHeads``."""
-        weight = self.skips[depth].weight
+        weight = _linear(self.skips, depth).weight
         given = torch.cat([state, embedded[..., : depth + 1, :].flatten(-2)], -1).to(weight.dtype)
         x = self.skips[depth](given) + F.silu(self.gates[depth](given))
         x = x + F.silu(self.blocks[depth](x))
@@ -111,6 +116,8 @@ class RecurrentHeads(nn.Module):
         depth: depths K that are drafted.
         states: as of ``HydraHeads``.
     """
+
+    head: Tensor
 
     def __init__(self, head: Tensor, depth: int, states: int = 1):
         super().__init__()
@@ -135,6 +142,11 @@ class RecurrentHeads(nn.Module):
             x = self.merge(given) + F.silu(self.gate(given))
             x = x + F.silu(self.block(x))
         return F.linear(x, self.head.to(x.dtype))
+
+
+def _linear(modules: nn.ModuleList, number: int) -> nn.Linear:
+    """Return a layer of a list of linear layers."""
+    return cast(nn.Linear, modules[number])
 
 
 TRUNKS = {"heads": HydraHeads, "recurrent": RecurrentHeads}
