@@ -26,10 +26,12 @@ from gen.config.packaged import find_config
 from gen.config.yaml_text import dump_yaml, load_yaml
 from gen.core.registry import registry
 from gen.core.sampler import _composed
+from gen.recipes.acceptance_head import main as acceptance_head_recipe
 from gen.recipes.action.camera import main as camera_recipe
 from gen.recipes.action.recipe import main as action_recipe
 from gen.recipes.audio.recipe import main as audio_recipe
 from gen.recipes.common.draft_table import main as draft_table_recipe
+from gen.recipes.drafters.recipe import main as drafters_recipe
 from gen.recipes.image.captioner import main as image_captioner_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
@@ -38,8 +40,12 @@ from gen.recipes.motion.recipe import main as motion_recipe
 from gen.recipes.speech.recipe import main as speech_recipe
 from gen.recipes.speech.translation import main as speech_translation_recipe
 from gen.recipes.speed import main as speed_recipe
+from gen.recipes.text.adjust import main as adjust_recipe
+from gen.recipes.text.certainty import main as certainty_recipe
+from gen.recipes.text.dual import main as dual_recipe
 from gen.recipes.text.filter import main as text_filter_recipe
 from gen.recipes.text.hyperfit import main as hyperfit_recipe
+from gen.recipes.text.judge_decoding import main as judge_recipe
 from gen.recipes.text.recipe import main as text_recipe
 from gen.recipes.video.recipe import main as video_recipe
 from gen.recipes.world.recipe import main as world_recipe
@@ -51,6 +57,7 @@ SLOW_PAGES = (
     "drafts",
     "image",
     "latents",
+    "masked",
     "motion",
     "results",
     "sampling",
@@ -86,6 +93,12 @@ RECIPES = {
     "gen.recipes.text": text_recipe,
     "gen.recipes.text.filter": text_filter_recipe,
     "gen.recipes.text.hyperfit": hyperfit_recipe,
+    "gen.recipes.text.adjust": adjust_recipe,
+    "gen.recipes.text.certainty": certainty_recipe,
+    "gen.recipes.text.dual": dual_recipe,
+    "gen.recipes.text.judge_decoding": judge_recipe,
+    "gen.recipes.acceptance_head": acceptance_head_recipe,
+    "gen.recipes.drafters": drafters_recipe,
     "gen.recipes.speed": speed_recipe,
     "gen.recipes.world": world_recipe,
     "gen.recipes.audio": audio_recipe,

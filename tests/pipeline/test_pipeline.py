@@ -193,12 +193,6 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
             lambda p: p("a red circle", source=Image.new("RGB", (64, 64))),
             ["one of mask and span", "got source"],
         ),
-        (
-            lambda p: p(
-                "a red circle", source=Image.new("RGB", (64, 64)), mask=np.ones((64, 64), bool)
-            ),
-            ["left to right"],
-        ),
         (lambda p: gen.load("imge"), ["imge", "'image'"]),
         (lambda p: gen.load("image", model="image-casual"), ["image-casual", "'image-causal'"]),
         (lambda p: gen.load("image", dtype="float31"), ["float31", "'float32'"]),

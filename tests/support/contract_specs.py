@@ -11,11 +11,15 @@ from itertools import cycle
 
 from gen.core.registry import registry
 from gen.core.sampler import protocol_of, resolve_sampler
+from gen.samplers.masked.step import HIDDEN_STATES, needs_of
 
 # parts that read weights trained for one model, which the models here are not
 TRAINED = {
     kind: {name for name, part in registry.table(kind).items() if part.needs_weights}
     for kind in ("verifier", "length_policy", "drafter")
+}
+TRAINED["proposer"] = {
+    name for name, part in registry.table("proposer").items() if HIDDEN_STATES in needs_of(part)
 }
 
 

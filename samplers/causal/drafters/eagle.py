@@ -223,15 +223,15 @@ def drafted_params(sampling: SamplingParams, temperature: float | None) -> Sampl
 
 
 @method(
-    KIND,
+    "eagle",
     sampler="speculative",
     about="drafts with a trained layer that reads the target's hidden states",
     paper="2503.01840",
     title="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time"
     " Test",
-    params={"drafter": KIND},
+    params={"drafter": "eagle"},
 )
-@register("drafter", KIND)
+@register("drafter", "eagle")
 class Eagle(DraftSource):
     """Drafts with a trained layer that reads the target's hidden states. Parameters:
     ``drafter_weights``, ``num_speculative_tokens``, ``draft_temperature``."""

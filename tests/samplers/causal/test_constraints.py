@@ -199,7 +199,7 @@ CAUSAL = [
     n
     for kind in ("sampler", "preset")
     for n in registry.table(kind)
-    if resolve_sampler(n)[0].protocol == "causal" and "codes" in resolve_sampler(n)[0].kinds
+    if n in SPECS and resolve_sampler(n)[0].protocol == "causal"
 ]
 
 

@@ -19,8 +19,8 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
-from gen.models.nets import eagle
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters import eagle_layer as eagle
 from gen.samplers.causal.drafters.eagle import EagleNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter

@@ -190,6 +190,7 @@ RULES = {
     "explore": explore,
     "klass": klass,
     "coherent": coherent,
+    "adjusted": lambda s: s.best(s.k.adjust_commits, s.score),
     "regions": regions,
     "threshold": lambda s: s.sure,
     "entropy": lambda s: {i for i in s.eligible if s.bits[i] <= s.k.entropy_bound},
