@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from gen.core.errors import GenError, unknown
+from gen.models.targets.identity import distribution_of, target_digest
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.base import Kind, Options
 from gen.recipes.drafters.data import Batch, Sequences, Teacher, batches, with_drafts
@@ -108,16 +109,37 @@ class DrafterRecipe:
         return figures
 
     def sequences(self) -> Sequences:
-        """Draw the target's sequences, or read those of an earlier run."""
-        file = self.out / "sequences.pt"
+        """Draw the target's sequences, or read those of an earlier part of the run.
+
+        Raises:
+            GenError: the folder holds a run of another kind, model, distribution or number of
+                prompts.
+        """
+        file, settings = self.out / "sequences.pt", self.settings()
         if file.is_file():
-            tokens = torch.load(file, weights_only=True)
+            stored = torch.load(file, weights_only=True)
+            if stored["settings"] != settings:
+                came = {k: stored["settings"].get(k) for k in settings}
+                raise GenError(
+                    f"{self.out} holds another run, of {came}; expected {settings}, or a new folder"
+                )
+            tokens = stored["tokens"]
         else:
             began = time.time()
             tokens = self.teacher.sample()
-            torch.save(tokens, file)
+            torch.save({"settings": settings, "tokens": tokens}, file)
             self.log(f"{len(tokens)} sequences in {time.time() - began:.0f} s")
         return self.teacher.label(torch.arange(len(tokens)), tokens)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what another run in the same folder would have to share."""
+        target = self.teacher.target
+        return {
+            "kind": self.kind.name,
+            "target": target_digest(target),
+            "prompts": self.plan.prompts,
+            **distribution_of(target.sampling),
+        }
 
     def train(self, data: Sequences) -> nn.Module:
         """Train the network: on the target's sequences, then on drafted ones beside them."""

@@ -213,6 +213,19 @@ def test_the_command_trains_what_a_sampler_reads(tmp_path, capsys, options):
     assert load("text")(TASKS, spec).stats[0].nfe > 0
 
 
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    def run(kind, prompts):
+        plan = replace(QUICK, prompts=prompts, held_out=2, steps=1)
+        return DrafterRecipe("text-causal", kind, tmp_path, plan, log=lambda _: None)
+
+    first = run("medusa", 4)
+    tokens = first.sequences().tokens
+    assert torch.equal(run("medusa", 4).sequences().tokens, tokens)
+    for kind, prompts in (("medusa", 3), ("hydra", 4)):
+        with pytest.raises(GenError, match="holds another run, of .* expected .*, or a new folder"):
+            run(kind, prompts).sequences()
+
+
 def test_wrong_options_are_named():
     with pytest.raises(GenError, match="unknown option 'widht'"):
         read_options(EagleOptions, {"widht": "32"})
