@@ -152,6 +152,6 @@ def test_the_recipe_makes_a_model_that_drafts_for_itself(tmp_path):
     dual.main(["all", "--work", str(tmp_path), "--quick"])
     spec = {"name": "speculative", "drafter": "dual_stream", "num_speculative_tokens": 5}
     pipe = Pipeline("text", tmp_path / "zoo" / "text-dual", dtype="float64")
-    plain = pipe(["sort 3 1 2 ="], "autoregressive", sampling={"temperature": 0.0})
-    out = pipe(["sort 3 1 2 ="], spec, sampling={"temperature": 0.0})
+    plain = pipe(["sort 3 1 2 ="], "autoregressive", temperature=0.0)
+    out = pipe(["sort 3 1 2 ="], spec, temperature=0.0)
     assert out.media == plain.media and out.stats[0].nfe <= plain.stats[0].nfe

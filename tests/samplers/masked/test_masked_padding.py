@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_bench import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
+from contract_specs import SPECS, TRAINED
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
@@ -28,6 +29,8 @@ NAMES = [
 
 def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     sampler, sampling = resolve_sampler(name)
+    if vars(sampler).get("proposer") in TRAINED["proposer"]:  # for another model
+        sampler, sampling = resolve_sampler(SPECS[name])
     sampling = replace(sampling, temperature=sampling.temperature and 1.5)
     prompt, length = conditions(rows, True, extra=extra)
     before = prompt.clone()
