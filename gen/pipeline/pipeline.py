@@ -142,7 +142,7 @@ class Pipeline(PromptedModels):
         frames = None if frames is None else read_integer("frames", frames, 1)
         size = BATCH_SIZE if batch_size is None else read_integer("batch_size", batch_size, 1)
         request = replace(
-            self._request(prompts, sampler, num_samples, seed, dict(options)),
+            self.request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(source, mask, span, prefix, frames),
             trace=trace,
             callback=callback,
@@ -151,7 +151,7 @@ class Pipeline(PromptedModels):
         with ProgressBar(progress, len(request.items)) as bar:
             return self._make_all(request, bar)
 
-    def _request(
+    def request(
         self,
         prompts: Prompts | None,
         sampler: SamplerSpec | None,
@@ -159,7 +159,19 @@ class Pipeline(PromptedModels):
         seed: int | None,
         options: dict[str, Any],
     ) -> GenerationRequest:
-        """Read the arguments that ``__call__`` and ``stream`` share."""
+        """Read the arguments of a call; see ``__call__``. No model is loaded.
+
+        Args:
+            prompts: one prompt or several.
+            sampler: the sampler.
+            num_samples: outputs per prompt.
+            seed: seed of the first output of every prompt.
+            options: sampling parameters and other names of arguments; keys that are read are
+                removed.
+
+        Raises:
+            GenError: anything that cannot be done.
+        """
         conditions = read_prompts(prompts, options.pop("prompt", None))
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
@@ -194,7 +206,7 @@ class Pipeline(PromptedModels):
             )
             made: Attempt[PipelineOutput] = Attempt()
             with made:
-                made.result = self._make(part)
+                made.result = self.make(part)
             if made.out_of_memory:
                 free_memory()
             if made.result is None:
@@ -251,13 +263,13 @@ class Pipeline(PromptedModels):
                 " call of the pipeline"
             )
         request = replace(
-            self._request(prompts, sampler, num_samples, seed, dict(options)),
+            self.request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(prefix=prefix),
             previews=read_integer("partial_images", partial_images, 0),
         )
 
         def work(on_chunk: OnChunk) -> None:
-            self._make(replace(request, on_chunk=on_chunk))
+            self.make(replace(request, on_chunk=on_chunk))
 
         return stream_chunks(work, request.items)
 
@@ -356,9 +368,9 @@ class Pipeline(PromptedModels):
             on_chunk=on_chunk,
             max_batch=max_batch,
         )
-        return self._make(request)
+        return self.make(request)
 
-    def _make(self, request: GenerationRequest) -> PipelineOutput:
+    def make(self, request: GenerationRequest) -> PipelineOutput:
         """Prepare and run a request, batch by batch where rows cannot be replaced."""
         prepared = self.prepare(request)
         if not request.split or prepared.replaces_rows:

@@ -50,7 +50,7 @@ def by_command(modality: str, sampler: str | None, monkeypatch) -> tuple[dict, d
 
 
 def by_call(modality: str, sampler: str | None) -> tuple[dict, dict]:
-    request = pipe(modality)._request(PROMPTS[modality], sampler, None, 0, {})
+    request = pipe(modality).request(PROMPTS[modality], sampler, None, 0, {})
     return request.spec, request.sampling.to_dict()
 
 
