@@ -144,6 +144,15 @@ class StatsRecorder:
         ]
         return SampleOutput(tokens, stats, self.traces)
 
+    def last_drafts(self) -> tuple[int, int]:
+        """Count the drafts of the last step, and those of them that were accepted."""
+        note = self.notes[-1]
+        totals = [
+            int(c.sum()) if isinstance(c, (np.ndarray, Tensor)) else c * len(note.items)
+            for c in (note.drafted, note.accepted)
+        ]
+        return totals[0], totals[1]
+
     def of_item(self, item: int, first: int = 0) -> StatsRecorder:
         """Return a recorder of one item alone.
 

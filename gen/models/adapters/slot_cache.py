@@ -200,6 +200,12 @@ class SlotCache(Cache, ModelCache):
         self._branch_slots = max(self._branch_slots, slots - self.slots)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    @property
     def is_empty(self) -> bool:
         """True before the first call."""
         return not self.layers[0].is_initialized
