@@ -19,8 +19,11 @@ from gen.serve.errors import ApiError, add_error_handlers
 from gen.serve.guards import Guards
 from gen.serve.images import image_router
 from gen.serve.metrics import Metrics
+from gen.serve.motions import motion_router
 from gen.serve.settings import Settings
+from gen.serve.speech import speech_router
 from gen.serve.texts import text_router
+from gen.serve.videos import video_router
 
 ENDPOINTS = {
     "image": ("/v1/images/generations", "/v1/images/edits"),
@@ -31,10 +34,11 @@ ENDPOINTS = {
     "action": ("/v1/actions",),
 }
 DOCS = Path(__file__).with_name("docs.html")
+DEFAULTS = Settings()
 METHODS = ("get", "post", "delete")
 
 
-def make_app(engine: Engine, settings: Settings = Settings()) -> FastAPI:
+def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     """Return the application.
 
     Args:
@@ -52,8 +56,8 @@ def make_app(engine: Engine, settings: Settings = Settings()) -> FastAPI:
     metrics = Metrics(engine)
     calls = Calls(engine, settings, metrics)
     app.include_router(_general(calls))
-    app.include_router(image_router(calls))
-    app.include_router(text_router(calls))
+    for make in (image_router, speech_router, video_router, text_router, motion_router):
+        app.include_router(make(calls))
     # the live page goes here: app.include_router(live_router(engine))
     app.add_middleware(Guards, settings=settings, metrics=metrics)
     app.openapi = lambda: _openapi(app)
@@ -128,7 +132,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    texts = dict.fromkeys(("message", "type", "param", "code"), {"type": ["string", "null"]})
+    texts = {k: {"type": ["string", "null"]} for k in ("message", "type", "param", "code")}
     error = {"type": "object", "properties": texts, "required": ["message", "type"]}
     schemas["Error"] = {"type": "object", "properties": {"error": error}, "required": ["error"]}
     spec["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

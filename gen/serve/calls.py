@@ -22,7 +22,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
-from gen.engine.ticket import DeadlineExceeded, Ticket
+from gen.engine.ticket import DeadlineExceeded, OnStep, Ticket
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.errors import ApiError, as_api_error
@@ -122,8 +122,19 @@ class Calls:
             if {m.modality, table[m.modality].media_kind} & set(kinds)
         ]
 
-    async def start(self, wanted: Wanted, stream: bool = False) -> Call:
-        """Hand a request to the engine. Raises ``ApiError`` if it does not take it."""
+    async def start(
+        self, wanted: Wanted, stream: bool = False, on_step: OnStep | None = None
+    ) -> Call:
+        """Hand a request to the engine.
+
+        Args:
+            wanted: what is asked for.
+            stream: whether ``Call.chunks`` yields parts.
+            on_step: receiver of forward passes.
+
+        Raises:
+            ApiError: the engine does not take it.
+        """
         most = self.settings.deadline
         if wanted.deadline is not None and wanted.deadline > most:
             message = f"deadline is {wanted.deadline:g}; expected at most {most:g} seconds"
@@ -137,7 +148,7 @@ class Calls:
             )
         deadline = most if wanted.deadline is None else wanted.deadline
         call = Call(self, wanted, deadline)
-        await run_in_threadpool(call.submit, asyncio.get_running_loop(), stream)
+        await run_in_threadpool(call.submit, asyncio.get_running_loop(), stream, on_step)
         return call
 
     async def output(self, wanted: Wanted, request: Request) -> PipelineOutput:
@@ -162,7 +173,7 @@ class Call:
         self.parts: asyncio.Queue[Chunk | None] = asyncio.Queue()
         self.done = asyncio.Event()
 
-    def submit(self, loop: asyncio.AbstractEventLoop, stream: bool) -> None:
+    def submit(self, loop: asyncio.AbstractEventLoop, stream: bool, on_step: OnStep | None) -> None:
         """Submit it, in a thread, since models may be read. Raises ``ApiError``."""
 
         def tell(function: Callable[..., object], *args: object) -> None:
@@ -189,6 +200,7 @@ class Call:
                 seed=wanted.seed,
                 start=wanted.start,
                 on_chunk=on_chunk if stream else None,
+                on_step=on_step,
                 partial_images=wanted.previews,
                 deadline=self.deadline,
                 **wanted.sampling,

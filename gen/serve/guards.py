@@ -215,10 +215,8 @@ def require_local(headers: Headers) -> None:
     The header ``Host`` must name this machine, and so must ``Origin``. Raises ``ApiError``.
     """
     host, origin = headers.get("host", ""), headers.get("origin")
-    named = (host, "" if origin is None else origin.partition("://")[2] or origin)
-    if not is_loopback(_name(named[0])) or (
-        origin is not None and not is_loopback(_name(named[1]))
-    ):
+    site = host if origin is None else origin.partition("://")[2] or origin
+    if not (is_loopback(_name(host)) and is_loopback(_name(site))):
         raise ApiError(
             "the request comes from elsewhere, and the server has no API key; expected a page of"
             " this server or a program of this machine",

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from gen.contracts.modality import Modality
@@ -74,12 +73,6 @@ def encoded(modality: Modality, media: Any, extension: str, info: Any = None) ->
 def as_base64(content: bytes) -> str:
     """Return bytes as base64."""
     return base64.b64encode(content).decode("ascii")
-
-
-def pcm(wave: Any) -> bytes:
-    """Return samples of a wave as a WAV file of 16 bits holds them, little-endian."""
-    samples = np.clip(np.rint(np.asarray(wave, np.float64) * 2**15), -(2**15), 2**15 - 1)
-    return samples.astype("<i2").tobytes()
 
 
 def wav_header(rate: int, channels: int = 1) -> bytes:

@@ -76,7 +76,7 @@ class TextFields(SamplerFields):
             if value < 1:
                 message = f"{name} is {value}; expected an integer of at least 1"
                 raise ApiError(message, name, "invalid_value")
-        return {"max_new_tokens": value for value in list(came.values())[:1]}
+        return {"max_new_tokens": max(came.values())} if came else {}
 
     def start(self) -> EditSpec:
         """Return the text to begin with. Raises ``ApiError`` for one that names a file."""

@@ -31,7 +31,7 @@ def add_serve(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="ID=MODALITY:PATH",
-        help="a model of yours, by a folder, file or hub id; may be repeated (those of the package)",
+        help="a model of yours by its folder, file or hub id; may be repeated (all of the package)",
     )
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (auto)")
     parser.add_argument(
