@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
 from gen.core.errors import GenError
@@ -14,6 +17,7 @@ from gen.core.registry import registry
 from gen.core.versions import gen_version
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
+from gen.serve.batches import Batches, batch_router
 from gen.serve.calls import Calls
 from gen.serve.errors import ApiError, add_error_handlers
 from gen.serve.guards import Guards
@@ -45,19 +49,31 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
         engine: engine that decodes; its owner closes it.
         settings: limits, keys and folders.
     """
+    metrics = Metrics(engine)
+    calls = Calls(engine, settings, metrics)
+    batches = None if settings.batches is None else Batches(calls, settings.batches)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if batches is not None:
+            batches.start()
+        yield
+        if batches is not None:
+            await run_in_threadpool(batches.stop)
+
     app = FastAPI(
         title="gen",
         version=gen_version(),
         summary="Samplers for token models of every modality, behind OpenAI's API",
         docs_url=None,
         redoc_url=None,
+        lifespan=lifespan,
     )
     add_error_handlers(app)
-    metrics = Metrics(engine)
-    calls = Calls(engine, settings, metrics)
     app.include_router(_general(calls))
     for make in (image_router, speech_router, video_router, text_router, motion_router):
         app.include_router(make(calls))
+    app.include_router(batch_router(calls, batches))
     # the live page goes here: app.include_router(live_router(engine))
     app.add_middleware(Guards, settings=settings, metrics=metrics)
     app.openapi = lambda: _openapi(app)

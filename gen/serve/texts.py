@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from gen.contracts.condition import Condition
+from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.core.logprobs import ItemLogprobs
@@ -141,50 +142,60 @@ def text_router(calls: Calls) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
         """Write what follows a prompt, or answer it."""
-        only(body.echo, (False,), "echo", "an output holds no prompt")
-        only(body.best_of, (body.n or 1,), "best_of", "samplers such as best_of search")
-        only(body.suffix, (), "suffix", "text is written from left to right")
         calls.served(body.model, ("text",), "/v1/completions")
-        prompts: list[Any]
-        if isinstance(body.prompt, str):
-            prompts = [body.prompt]
-        elif body.prompt and isinstance(body.prompt[0], int):
-            prompts = [Condition(tokens=tuple(body.prompt))]  # type: ignore[arg-type]
-        else:
-            prompts = list(body.prompt)
-        if not prompts:
-            raise ApiError("prompt is []; expected at least one text", "prompt", "invalid_value")
-        wanted = Wanted.of(
-            body,
-            body.model,
-            prompts,
-            n=body.n or 1,
-            start=body.start(),
-            sampling=body.limits("max_tokens"),
-        )
-        return await _answer(calls, body, wanted, request, Completions())
+        return await _answer(calls, body, wanted_completion(body), request, Completions())
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Any:
         """Answer a conversation."""
         calls.served(body.model, ("text",), "/v1/chat/completions")
         pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
-        condition = await run_in_threadpool(
-            condition_of, body.messages, "messages" in pipe.modality.accepts
-        )
-        limits = body.limits("max_tokens", "max_completion_tokens")
-        wanted = Wanted.of(
-            body,
-            body.model,
-            [condition],
-            n=body.n or 1,
-            start=body.start(),
-            sampling=limits,
-            param="messages",
-        )
+        wanted = await run_in_threadpool(wanted_chat, body, pipe.modality)
         return await _answer(calls, body, wanted, request, Chats())
 
     return router
+
+
+def wanted_completion(body: CompletionRequest) -> Wanted:
+    """Return what a body asks for. Raises ``ApiError`` for what no model of gen can do."""
+    only(body.echo, (False,), "echo", "an output holds no prompt")
+    only(body.best_of, (body.n or 1,), "best_of", "samplers such as best_of search")
+    only(body.suffix, (), "suffix", "text is written from left to right")
+    prompts: list[Any]
+    if isinstance(body.prompt, str):
+        prompts = [body.prompt]
+    elif body.prompt and isinstance(body.prompt[0], int):
+        prompts = [Condition.of({"tokens": list(body.prompt)})]
+    else:
+        prompts = list(body.prompt)
+    if not prompts:
+        raise ApiError("prompt is []; expected at least one text", "prompt", "invalid_value")
+    limits = body.limits("max_tokens")
+    start, n = body.start(), body.n or 1
+    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits)
+
+
+def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
+    """Return what a body asks for.
+
+    Args:
+        body: the body.
+        modality: modality of the model, as the model serves it.
+
+    Raises:
+        ApiError: the model takes no such conversation.
+    """
+    condition = condition_of(body.messages, "messages" in modality.accepts)
+    limits = body.limits("max_tokens", "max_completion_tokens")
+    return Wanted.of(
+        body,
+        body.model,
+        [condition],
+        n=body.n or 1,
+        start=body.start(),
+        sampling=limits,
+        param="messages",
+    )
 
 
 class Completions:
