@@ -354,13 +354,15 @@ class CausalRun(SteppableRun):
         self.last = change.extend(self.last, 0)
 
     def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
-        known = np.full(len(items), self.total)
-        row_of = {item: row for row, item in enumerate(self.slots.items.tolist())}
-        for number, item in enumerate(items):
-            if item in row_of:
-                known[number] = self.start[row_of[item]]
+        counts = dict.fromkeys(self.slots.waiting.tolist(), 0)
+        counts |= dict(zip(self.slots.items.tolist(), self.start.tolist(), strict=True))
+        known = np.array([counts.get(item, self.total) for item in items])
         at = self.here(np.asarray(items, dtype=np.int64))
         return self.tokens[at], self.here(np.arange(self.total) < known[:, None])
+
+    @property
+    def recorded(self) -> StatsRecorder:
+        return self.recorder
 
     def output_of(self, item: int, seconds: float) -> SampleOutput:
         nfe = self.drafter.nfe

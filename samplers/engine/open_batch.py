@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gen.core.rng import CounterRNG
 from gen.core.sampler import Sampler
+from gen.models.adapters.base import ModelAdapter
 from gen.models.targets.base import Target
 from gen.samplers.engine.stepping import SteppableRun
 
@@ -29,7 +30,8 @@ from gen.samplers.engine.stepping import SteppableRun
 def may_open(sampler: Sampler, target: Target, drafts: Sequence[Target]) -> bool:
     """Return whether items can join a run of this sampler and these targets later on."""
     return sampler.opens and all(
-        t.opens and not t.model.features and not t.offset for t in (target, *drafts)
+        t.opens and not t.offset and isinstance(t.model, ModelAdapter) and not t.model.features
+        for t in (target, *drafts)
     )
 
 
@@ -86,6 +88,11 @@ class OpenBatch:
         """Items that have a row or wait for one."""
         slots = self.run.slots
         return {*slots.items.tolist(), *slots.waiting.tolist()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that the rows hold."""
+        return sum(t.cache.nbytes for t in self.targets if t.cache is not None)
 
     def takes(self, target: Target, drafts: Sequence[Target]) -> bool:
         """Return whether the items of a target, and of its draft targets, fit in."""

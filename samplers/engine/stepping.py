@@ -29,8 +29,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.rng import RNG
-from gen.core.stats import SampleOutput
+from gen.core.stats import SampleOutput, TraceStep
 from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.stats import StatsRecorder
 
 T = TypeVar("T")
 
@@ -117,6 +118,20 @@ class SteppableRun(ABC):
     def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the tokens [n, T(, C)] of items so far, and which positions are known, bool
         [n, T]."""
+
+    @property
+    @abstractmethod
+    def recorded(self) -> StatsRecorder:
+        """Return the recorder of statistics and traces."""
+
+    def last_drafts(self) -> tuple[int, int]:
+        """Count the drafts of the last step, and those of them that were accepted."""
+        return self.recorded.last_drafts()
+
+    def steps_of(self, item: int) -> list[TraceStep]:
+        """Return the steps of an item so far, of a run that records them."""
+        assert self.recorded.traces is not None, "the run records its steps"
+        return self.recorded.traces[item]
 
     @abstractmethod
     def output_of(self, item: int, seconds: float) -> SampleOutput:

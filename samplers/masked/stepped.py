@@ -21,6 +21,7 @@ from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.slots import SlotChange
+from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
 from gen.samplers.masked.batch import check_canvas, report
 from gen.samplers.masked.config import MaskedSampler
@@ -122,6 +123,10 @@ class SteppedMasked(SteppableRun):
     def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
         at = to_device(np.asarray(items, dtype=np.int64), self.run.batch.canvas.device)
         return self.run.batch.canvas[at], self.run.known[at]
+
+    @property
+    def recorded(self) -> StatsRecorder:
+        return self.run.recorder
 
     def output_of(self, item: int, seconds: float) -> SampleOutput:
         batch = self.run.batch
