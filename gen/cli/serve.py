@@ -1,37 +1,50 @@
-"""Implementation of ``gen serve``."""
+"""Implementation of ``gen serve``: what can be told without torch, then the server."""
 
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
-from gen.core.errors import GenError
+from gen.cli.arguments import deferred
+from gen.core.errors import GenError, bad_value
 from gen.serve.settings import Settings, read_keys, require_key
 
 LAST_PORT = 65_535
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+OF_REPLICAS = ("ray", "grpc", "aiohttp")
 
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until the command is interrupted."""
     if not 0 <= args.port <= LAST_PORT:
-        raise GenError(f"--port {args.port}; expected 0 to {LAST_PORT}")
+        raise bad_value("--port", args.port, f"0 to {LAST_PORT}")
+    for name in ("max_rows", "max_waiting", "replicas"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise bad_value(f"--{name.replace('_', '-')}", value, "an integer of at least 1")
     keys = read_keys(args.api_key_file)
     require_key(args.host, keys)
     limits = {k: getattr(args, k) for k in ("max_body", "rate", "deadline")}
-    settings = Settings(
+    args.settings = Settings(
         keys,
         batches=None if args.batches is None else Path(args.batches).expanduser().absolute(),
         **{k: v for k, v in limits.items() if v is not None},
     )
-    try:
-        import fastapi  # noqa: F401  the extra, whose absence is told before anything is loaded
-        import multipart  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise GenError(
-            f"gen serve needs {error.name}; install it with: pip install 'gen-toolkit[serve]'"
-        ) from None
-    from gen.serve.run import serve_until_stopped  # after the extra is known to be there
+    require_extra("serve", NEEDED)
+    if args.replicas is None:
+        return deferred("gen.serve.run:serve_until_stopped")(args)
+    if args.model or args.batches:
+        raise GenError("--replicas came with --model or --batches; expected it without them")
+    require_extra("serve,ray", OF_REPLICAS)
+    return deferred("gen.serve.replicas:serve_until_stopped")(args)
 
-    return serve_until_stopped(args, settings)
+
+def require_extra(extra: str, needed: tuple[str, ...]) -> None:
+    """Raise ``GenError`` where a package of an extra is not installed."""
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise GenError(
+            f"gen serve needs {', '.join(missing)}; expected the extra, which pip install"
+            f" 'gen-toolkit[{extra}]' installs"
+        )

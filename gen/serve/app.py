@@ -17,7 +17,7 @@ from gen.core.registry import registry
 from gen.core.versions import gen_version
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
-from gen.serve.batches import Batches, batch_router
+from gen.serve.batches import Batches, batch_router, file_router
 from gen.serve.calls import Calls
 from gen.serve.errors import ApiError, add_error_handlers
 from gen.serve.guards import Guards
@@ -71,9 +71,12 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(_general(calls))
-    for make in (image_router, speech_router, video_router, text_router, motion_router):
+    for make in (image_router, speech_router, text_router, motion_router):
         app.include_router(make(calls))
-    app.include_router(batch_router(calls, batches))
+    if settings.kept_videos:
+        app.include_router(video_router(calls))
+    app.include_router(file_router(batches))
+    app.include_router(batch_router(batches))
     # the live page goes here: app.include_router(live_router(engine))
     app.add_middleware(Guards, settings=settings, metrics=metrics)
     app.openapi = lambda: _openapi(app)

@@ -295,15 +295,20 @@ class Batches:
             self._save(batch)
 
 
-def batch_router(calls: Calls, batches: Batches | None) -> APIRouter:
-    """Return the routes of files and batches; they refuse without a folder."""
+def existing(batches: Batches | None) -> Batches:
+    """Return the batches. Raises ``ApiError`` where the server has no folder for them."""
+    if batches is None:
+        message = "the server keeps no files; expected gen serve --batches FOLDER"
+        raise ApiError(message, None, "no_batches", 404)
+    return batches
+
+
+def file_router(batches: Batches | None) -> APIRouter:
+    """Return the routes of files; they refuse without a folder."""
     router = APIRouter(tags=["batches"])
 
     def store() -> Batches:
-        if batches is None:
-            message = "the server keeps no files; expected gen serve --batches FOLDER"
-            raise ApiError(message, None, "no_batches", 404)
-        return batches
+        return existing(batches)
 
     @router.post("/v1/files", openapi_extra=form_schema(FileRequest, ("file",)))
     async def upload(request: Request) -> dict[str, Any]:
@@ -339,6 +344,16 @@ def batch_router(calls: Calls, batches: Batches | None) -> APIRouter:
         """Delete a file; batches that were made of it keep what they need."""
         await run_in_threadpool(shutil.rmtree, store().folder.file(file_id))
         return {"id": file_id, "object": "file", "deleted": True}
+
+    return router
+
+
+def batch_router(batches: Batches | None) -> APIRouter:
+    """Return the routes of batches; they refuse without a folder."""
+    router = APIRouter(tags=["batches"])
+
+    def store() -> Batches:
+        return existing(batches)
 
     @router.post("/v1/batches")
     async def create(body: BatchRequest) -> dict[str, Any]:

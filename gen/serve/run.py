@@ -17,7 +17,6 @@ from gen.core.registry import registry
 from gen.engine.engine import MOST_ROWS, MOST_WAITING, Engine
 from gen.pipeline.pipeline import Pipeline
 from gen.serve.app import make_app
-from gen.serve.settings import Settings
 
 HEAD_SECONDS = 10.0  # in which the head of a request must arrive, from its connection on
 IDLE_SECONDS = 15  # that a connection is kept between requests
@@ -117,11 +116,11 @@ def make_server(app: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve_until_stopped(args: argparse.Namespace, settings: Settings) -> int:
+def serve_until_stopped(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; running requests have some seconds to end."""
     engine = make_engine(args)
     try:
-        server = make_server(make_app(engine, settings))
+        server = make_server(make_app(engine, args.settings))
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host

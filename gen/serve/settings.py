@@ -28,7 +28,7 @@ class Settings:
         deadline: seconds after which a request fails, and the most that a request may ask for.
         body_timeout: seconds in which the body of a request must arrive.
         send_timeout: seconds in which a client must take what is sent.
-        kept_videos: finished videos that are kept in memory; the oldest go first.
+        kept_videos: finished videos that are kept in memory; the oldest go first. 0 makes none.
 
     Raises:
         GenError: a value is out of range.
@@ -45,7 +45,9 @@ class Settings:
     kept_videos: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "rate", "max_open", "kept_videos"):
+        if self.kept_videos < 0:
+            raise bad_value("kept_videos", self.kept_videos, "an integer of at least 0")
+        for name in ("max_body", "rate", "max_open"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise bad_value(name, value, "an integer of at least 1")

@@ -51,6 +51,12 @@ def add_serve(commands: Commands) -> None:
     ):
         parser.add_argument(flag, type=kind, metavar=metavar, help=text)
     parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="processes behind one address, by Ray Serve (extra ray); models of the package alone",
+    )
+    parser.add_argument(
         "--batches",
         metavar="FOLDER",
         help="folder of uploaded files and batches, which go on after a restart (none)",
