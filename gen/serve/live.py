@@ -1,7 +1,7 @@
 """Routes of the page at ``/``: its files, what it offers, and calls with a stream of events.
 
     GET  /                   the page
-    GET  /live/page/FILE     its style and scripts
+    GET  /static/FILE        its style and scripts
     GET  /live/modalities    modalities, prompts as examples, models
     GET  /live/models/ID     samplers that suit a model, and its defaults
     GET  /live/sampler       parameters of a sampler (?model=...&spec=...)
@@ -82,7 +82,7 @@ def _add_page(router: APIRouter) -> None:
     def page() -> Response:
         return _file(files["index.html"])
 
-    @router.get("/live/page/{name}")
+    @router.get("/static/{name}")
     def page_file(name: str) -> Response:
         return _file(files[name]) if name in files else _refusal("no such file", 404)
 
