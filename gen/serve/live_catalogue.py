@@ -17,7 +17,7 @@ from gen.core.sampler import PartSampler, Sampler, protocol_of, resolve_sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
 
-EXAMPLES = 5
+EXAMPLES = 3
 # the order of the page; modalities of plugins follow
 ORDER = ("image", "video", "speech", "audio", "motion", "action", "text", "world")
 GUARANTEES = ("same_tokens", "same_distribution", "group", "approximate")

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gen.contracts.frontend import StreamingFrontend, Vocabulary
 from gen.core.errors import GenError
+from gen.core.registry import registry
 from gen.core.token_space import GUARANTEES
 from gen.engine.engine import Engine
 from gen.engine.ticket import Cancelled, ItemStep, Ticket
@@ -128,6 +129,8 @@ class Events:
             "guarantee": sampler.guarantee,
             "reference": sampler.reference,
             "promise": GUARANTEES[sampler.guarantee],
+            "drafts": registry.get("protocol", sampler.protocol).left_to_right
+            or sampler.guarantee != "approximate",
         }
 
     def _canvas(self, step: ItemStep) -> dict[str, Any]:

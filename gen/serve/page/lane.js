@@ -6,8 +6,9 @@ import { TokenGrid } from "./grid.js";
 import { isBeside, viewOf } from "./media.js";
 
 export const NAMES = { same_tokens: "same tokens", same_distribution: "same distribution", group: "same groups", approximate: "approximate" };
+export const number = (value) => String(+value.toFixed(1));
 export const tag = (guarantee) => make("span", { class: `tag ${guarantee}` }, NAMES[guarantee] || guarantee);
-const seconds = (value) => `${value.toFixed(value < 10 ? 2 : 1)} s`;
+export const seconds = (value) => (value < 0.1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);
 
 export class Lane {
   // call: what goes to the server; about: the sampler as the catalogue describes it
@@ -16,8 +17,8 @@ export class Lane {
     Object.assign(this, { call, modality, about, use });
     this.items = new Map();
     this.state = "waiting";
-    this.passes = make("dd", {}, "0");
-    this.time = make("dd", {}, seconds(0));
+    this.passes = make("dd", {}, "–");
+    this.time = make("dd", {}, "–");
     this.tokens = make("dd", {}, "–");
     this.note = make("p", { class: "state" }, "waiting for a row");
     this.box = make("div", { class: "items" });
@@ -26,7 +27,7 @@ export class Lane {
     this.copy.addEventListener("toggle", () => this.copy.open && this.#fill());
     this.element = make("article", { class: "lane", "aria-labelledby": title },
       make("header", {}, make("h2", { id: title }, about.name), tag(about.guarantee), make("p", { class: "note" }, about.about)),
-      make("dl", { class: "figures" }, make("div", {}, make("dt", {}, "forward passes"), this.passes), make("div", {}, make("dt", {}, "seconds"), this.time), make("div", {}, make("dt", {}, "tokens"), this.tokens)),
+      make("dl", { class: "figures" }, make("div", {}, make("dt", {}, "forward passes"), this.passes), make("div", {}, make("dt", {}, "time"), this.time), make("div", {}, make("dt", {}, "tokens"), this.tokens)),
       this.note, this.box, this.copy);
   }
 
@@ -56,6 +57,7 @@ export class Lane {
   #take(name, data) {
     if (name === "start") {
       this.id = data.id;
+      this.drafts = data.drafts; // what is computed and not kept was a rejected draft
       for (const { index, seed } of data.items) this.#item(index, seed);
     } else if (name === "canvas") this.items.get(data.item).plan(data);
     else if (name === "step") this.#step(data);
@@ -89,14 +91,12 @@ export class Lane {
     this.state = "done";
     clearInterval(this.clock);
     const mean = (of) => data.items.reduce((sum, item) => sum + of(item), 0) / data.items.length;
-    const drafts = data.items.some((item) => item.draft_nfe) ? make("small", {}, ` + ${+mean((item) => item.draft_nfe || 0).toFixed(1)} of the draft model`) : null;
-    this.passes.replaceChildren(String(+mean((item) => item.nfe).toFixed(1)), ...(drafts ? [drafts] : []));
+    const [passes, drafts, tokens] = [mean((item) => item.nfe), mean((item) => item.draft_nfe || 0), mean((item) => item.tokens)];
+    this.passes.replaceChildren(number(passes), ...(drafts ? [make("small", {}, ` + ${number(drafts)} of the draft model`)] : []));
     this.time.textContent = seconds(data.seconds);
-    this.tokens.textContent = +mean((item) => item.tokens).toFixed(1);
+    this.tokens.replaceChildren(number(tokens), make("small", {}, ` ${(tokens / passes).toFixed(1)} per pass`));
     data.items.forEach((item, i) => this.items.get(i).whole(item));
-    const accepted = data.items.filter((item) => item.acceptance !== null);
-    const rate = accepted.length ? ` · ${Math.round(100 * mean((item) => item.acceptance || 0))} % of the drafts accepted` : "";
-    this.note.textContent = `done · model ${data.model}${rate}`;
+    this.note.textContent = `${data.items.length > 1 ? "means of the samples · " : ""}model ${data.model}`;
     this.element.dataset.state = "done";
   }
 
@@ -162,8 +162,7 @@ class Item {
   get known() { return this.grid ? this.grid.known : 0; }
 
   plan(data) {
-    const drafts = !/masked|canvas|one position/.test(this.lane.about.reference) && !this.lane.about.masked;
-    this.grid = new TokenGrid(data, drafts);
+    this.grid = new TokenGrid(data, this.lane.drafts);
     this.slot.replaceChildren(this.grid.element);
   }
 

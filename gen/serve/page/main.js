@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { at, base64Of, make, newId, repaintAll } from "./dom.js";
 import { legend } from "./grid.js";
-import { Lane, NAMES, tag } from "./lane.js";
+import { Lane, NAMES, number, seconds, tag } from "./lane.js";
 import { MaskPainter } from "./mask.js";
 import { addressOf, readAddress } from "./state.js";
 
@@ -250,7 +250,7 @@ async function generate() {
   at("legend").hidden = false;
   at("comparison").hidden = true;
   at("lanes").replaceChildren(...lanes.map(({ element }) => element));
-  at("lanes").classList.toggle("single", lanes.length === 1);
+  at("lanes").className = `lanes ${["single", "pair", "triple"][lanes.length - 1]}`;
   busy(true);
   at("status").textContent = `decoding with ${lanes.map((lane) => lane.about.name).join(" and ")}`;
   if (matchMedia("(max-width: 60rem)").matches) at("stage").scrollIntoView({ block: "start" });
@@ -271,15 +271,14 @@ function compare() {
   if (done.length < 2) return;
   const first = done[0].result.items.map((item) => item.digest).join();
   const mean = (lane, of) => lane.result.items.reduce((sum, item) => sum + of(item), 0) / lane.result.items.length;
-  const number = (value) => String(+value.toFixed(1));
   const rows = done.map((lane, i) => {
     const same = lane.result.items.map((item) => item.digest).join() === first;
     const passes = mean(lane, (item) => item.nfe), drafts = mean(lane, (item) => item.draft_nfe || 0);
-    const cells = [number(passes), drafts ? number(drafts) : "–", (mean(lane, (item) => item.tokens) / passes).toFixed(2), lane.result.seconds.toFixed(2)];
+    const cells = [number(passes), drafts ? number(drafts) : "–", (mean(lane, (item) => item.tokens) / passes).toFixed(1), seconds(lane.result.seconds)];
     return make("tr", {}, make("th", { scope: "row" }, lane.about.name), make("td", {}, tag(lane.result.guarantee)), ...cells.map((text) => make("td", {}, text)),
       make("td", {}, i ? make("span", { class: same ? "yes" : "no" }, same ? "yes" : "no") : "–"));
   });
-  const head = ["sampler", "guarantee", "forward passes", "of the draft model", "tokens per pass", "seconds", `tokens of ${done[0].about.name}`];
+  const head = ["sampler", "guarantee", "forward passes", "drafting passes", "tokens per pass", "time", "same tokens"];
   at("comparison").querySelector(".scroll").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows)));
   at("comparison").hidden = false;
 }

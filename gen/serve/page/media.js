@@ -329,4 +329,4 @@ class FileView {
 
 const VIEWS = { image: ImageView, video: ClipView, world: ClipView, action: ClipView, speech: SoundView, audio: SoundView, text: TextView, motion: MotionView };
 export const viewOf = (modality, prompt) => new (VIEWS[modality] || FileView)(prompt);
-export const isBeside = (modality) => ["image", "motion", "action", "world"].includes(modality);
+export const isBeside = (modality) => modality === "image";
