@@ -88,6 +88,8 @@ class Ticket:
         submitted: time of submission, seconds of ``time.monotonic``.
         first_chunk: time of the first chunk; None before it.
         ended: time of the end; None before it.
+        waiting: items that wait for a row.
+        running: items that have a row.
 
     Args:
         model: id of the model.
@@ -112,6 +114,7 @@ class Ticket:
         self.first_chunk: float | None = None
         self.ended: float | None = None
         self.state = WAITING
+        self.waiting = self.running = 0
         self.cancelled = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()

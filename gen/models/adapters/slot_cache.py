@@ -199,6 +199,17 @@ class SlotCache(Cache, ModelCache):
                 )
         self._branch_slots = max(self._branch_slots, slots - self.slots)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    @property
+    def is_empty(self) -> bool:
+        """True before the first call."""
+        return not self.layers[0].is_initialized
+
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
@@ -240,6 +251,13 @@ class SlotCache(Cache, ModelCache):
                 layer.keys, layer.values = mine.keys[here], mine.values[here]
                 layer.is_initialized = True
         return other
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        """Write what some rows (long [n]) hold over what others (long [n]) do."""
+        for layer in self.layers:
+            here = layer.keys.device
+            to, at = target.to(here), source.to(here)
+            layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
