@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from gen.serve.live_media import as_file, part, whole
 from gen.serve.live_request import LiveRequest
 from gen.tokenizers.base.text_bytes import TextBytes
 
+LOG = logging.getLogger("gen")
 Event = tuple[str, dict[str, Any]]
 
 
@@ -135,7 +137,8 @@ class Events:
 
     def _canvas(self, step: ItemStep) -> dict[str, Any]:
         length, modality = len(step.known), self._pipe.modality
-        grid = self._grid if prod(self._grid) == length else None
+        frames, rest = divmod(length, prod(self._grid[1:]))  # a prompt may decide the first axis
+        grid = (frames, *self._grid[1:]) if self._grid and not rest else None
         kind = "image" if modality.media_kind in ("image", "video") else "data"
         plan = layout(grid, length, "the canvas", kind)
         return {
@@ -176,17 +179,19 @@ class Events:
     def _end(self, ticket: Ticket) -> Event:
         try:
             output = ticket.result(0)
+            items = [self._item(output, i) for i in range(len(output))]
         except Cancelled as error:
             return "cancelled", {"message": str(error)}
         except GenError as error:
             return "error", {"message": str(error)}
-        except Exception as error:  # a fault of the program, which its log has in full
+        except Exception as error:  # a fault of the program, of which its log has the rest
+            LOG.exception("a call of the page failed")
             return "error", {"message": f"the call failed: {type(error).__name__}"}
         return "result", {
             "model": output.model,
             "seconds": round(sum(stats.seconds for stats in output.stats), 4),
             "guarantee": output.guarantee,
-            "items": [self._item(output, i) for i in range(len(output))],
+            "items": items,
         }
 
     def _item(self, output: PipelineOutput, i: int) -> dict[str, Any]:

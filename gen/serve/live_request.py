@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
+from gen.core.paths import exists
+from gen.core.registry import SAMPLER_KINDS, registry
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
 from gen.serve.live_media import read_file
@@ -69,11 +72,15 @@ class LiveRequest:
                 raise bad_value(name, value, f"an integer from {least} to {most}")
         if self.sampler is not None and not isinstance(self.sampler, Mapping):
             raise bad_value("sampler", self.sampler, "an object with a name and parameters")
+        _require_words(self.sampler)
         if not isinstance(self.sampling, Mapping):
             raise bad_value("sampling", self.sampling, "an object of sampling parameters")
         for name in self.sampling:
             if name not in SamplingParams.__dataclass_fields__:
                 raise unknown("sampling parameter", name, SamplingParams.__dataclass_fields__)
+        for name, value in self.sampling.items():
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise bad_value(f"sampling.{name}", value, "a finite number")
         for name, file in self.files.items():
             if not isinstance(file, Mapping) or not all(
                 isinstance(file.get(key), str) for key in ("name", "data")
@@ -109,11 +116,36 @@ class LiveRequest:
         return spec["name"] if set(spec) == {"name"} else spec
 
     @property
+    def folder(self) -> str:
+        """Folder of the outputs in the copied call; other calls have other ones."""
+        told = json.dumps([vars(self)[key] for key in self.__dataclass_fields__], sort_keys=True)
+        name = "" if self.sampler is None else f"-{self.sampler.get('name')}"
+        return f"out/{self.model}{name}-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+    @property
     def file_names(self) -> dict[str, str]:
         """Names of the files in the copied call."""
         return {
             name: f"{name}.{file['name'].rpartition('.')[2]}" for name, file in self.files.items()
         }
+
+
+def _require_words(value: Any) -> None:
+    """Refuse a sampler that names files or code: texts of it are names alone.
+
+    Raises:
+        GenError: a text could be a path or an import path.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            _require_words(inner)
+    is_name = isinstance(value, str) and re.fullmatch(r"[\w+ ,-]*", value)
+    kinds = (*SAMPLER_KINDS, "scorer")
+    is_registered = any(value in registry.table(kind) for kind in kinds if is_name)
+    if isinstance(value, str) and (not is_name or (exists(value) and not is_registered)):
+        raise bad_value("sampler", value, "a name, since a request cannot name files or code")
 
 
 def copied(request: LiveRequest, engine: Engine, address: str) -> dict[str, str]:
@@ -143,7 +175,7 @@ def _python(request: LiveRequest, modality: str, model: str | None) -> str:
     return (
         f"import gen\n\npipe = gen.load({given})\n"
         f"out = pipe(\n    {request.prompt!r},\n{lines})\n"
-        'print(out)\nout.save("out/page")\n'
+        f"print(out)\nout.save({request.folder!r})\n"
     )
 
 
@@ -183,8 +215,8 @@ def _job(request: LiveRequest, modality: str, model: str | None) -> str:
     if request.sampling:
         tree["sampling"] = dict(request.sampling)
     tree |= {"prompts": [request.prompt], "num_samples": request.num_samples}
-    tree |= {"seed": request.seed, **request.file_names, "out": "out/page"}
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=math.inf)
+    tree |= {"seed": request.seed, **request.file_names, "out": request.folder}
+    return dump_yaml(tree)
 
 
 def read_object(content: bytes) -> dict[str, Any]:
