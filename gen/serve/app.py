@@ -22,6 +22,7 @@ from gen.serve.calls import Calls
 from gen.serve.errors import ApiError, add_error_handlers
 from gen.serve.guards import Guards
 from gen.serve.images import image_router
+from gen.serve.live import live_router
 from gen.serve.metrics import Metrics
 from gen.serve.motions import motion_router
 from gen.serve.settings import Settings
@@ -77,7 +78,7 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
         app.include_router(video_router(calls))
     app.include_router(file_router(batches))
     app.include_router(batch_router(batches))
-    # the live page goes here: app.include_router(live_router(engine))
+    app.include_router(live_router(engine))
     app.add_middleware(Guards, settings=settings, metrics=metrics)
     app.openapi = lambda: _openapi(app)
     return app
