@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -391,7 +393,8 @@ def test_the_copied_curl_and_job_give_the_output_of_the_page(client, address, tm
 
 def run_job(folder) -> None:
     command = [sys.executable, "-m", "gen", "run", "page.yaml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(gen.__file__).parents[1])}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
