@@ -37,7 +37,10 @@ def as_png(image: Image.Image) -> str:
 def as_strips(frames: np.ndarray) -> list[str]:
     """Return frames uint8 [T, H, W, 3] as PNGs, in which up to 16 of them stand in a column."""
     parts = (frames[first : first + STRIP] for first in range(0, len(frames), STRIP))
-    return [as_png(Image.fromarray(np.ascontiguousarray(part.reshape(-1, *part.shape[2:])))) for part in parts]
+    return [
+        as_png(Image.fromarray(np.ascontiguousarray(part.reshape(-1, *part.shape[2:]))))
+        for part in parts
+    ]
 
 
 def as_samples(wave: np.ndarray) -> str:
