@@ -161,11 +161,14 @@ class StatsRecorder:
             first: number of steps before its first one.
         """
         own = StatsRecorder(1, self.traces is not None, self.window)
+        counts: list[list[Any]] = []
         for note in self.notes[first:]:
             rows = (note.items == item).nonzero()[0]
             if len(rows):
-                counts = (_of_row(count, int(rows[0])) for count in note[1:])
-                own.notes.append(_Note(np.zeros(1, dtype=np.int64), *counts))
+                counts.append([_of_row(count, int(rows[0])) for count in note[1:]])
+        if counts:  # one note of as many rows as there were steps
+            steps = np.zeros(len(counts), dtype=np.int64)
+            own.notes = [_Note(steps, *map(_joined, zip(*counts, strict=True)))]
         if self.traces is not None:
             own.traces = [self.traces[item]]
         return own
@@ -189,7 +192,16 @@ class StatsRecorder:
 
 def _of_row(count: Counts | None, row: int) -> Any:
     """Return the count of one row of a step."""
-    return count if count is None or isinstance(count, int) or not count.shape else count[row]
+    if count is None or isinstance(count, int):
+        return count
+    return int(count[row] if count.shape else count)
+
+
+def _joined(counts: Sequence[int | None]) -> Any:
+    """Return the counts of several steps as int64 [n]; None where they have no such count."""
+    if all(count is None for count in counts):
+        return None
+    return np.array([count or 0 for count in counts], dtype=np.int64)
 
 
 def _column(values: Iterable[Counts], notes: Sequence[_Note]) -> np.ndarray:

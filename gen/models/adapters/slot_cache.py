@@ -110,16 +110,24 @@ class SlotCache(Cache, ModelCache):
         its block), the smallest number above.
         """
         self._stand(positions, None)
+        self._read_to(positions if last is None else last)
         return self._above(positions if last is None else last, dtype)
 
     def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Announce a call as ``at`` does, but return None where nothing is hidden."""
         self._stand(positions, None)
+        self._read_to(positions)
         return (
             None
             if positions.shape[1] == 1 and self.span == (self.used - 1, self.used)
             else self._above(positions, dtype)
         )
+
+    def _read_to(self, last: Tensor) -> None:
+        """Let a call read the slots up to the last one that any of its queries attends to, long
+        [B, L]: rows that stood further on may have left."""
+        if last.device.type == "cpu" and not self.whole:
+            self.used = int(last.numpy().max()) + 1
 
     def _above(self, last: Tensor, dtype: torch.dtype) -> Tensor:
         return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
