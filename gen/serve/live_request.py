@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
-from gen.core.paths import exists
-from gen.core.registry import SAMPLER_KINDS, registry
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
 from gen.serve.live_media import read_file
+from gen.serve.samplers import require_served
 
 MOST_SAMPLES = 8
 MOST_PREVIEWS = 64
@@ -72,7 +70,7 @@ class LiveRequest:
                 raise bad_value(name, value, f"an integer from {least} to {most}")
         if self.sampler is not None and not isinstance(self.sampler, Mapping):
             raise bad_value("sampler", self.sampler, "an object with a name and parameters")
-        _require_words(self.sampler)
+        require_served(self.sampler)
         if not isinstance(self.sampling, Mapping):
             raise bad_value("sampling", self.sampling, "an object of sampling parameters")
         for name in self.sampling:
@@ -128,24 +126,6 @@ class LiveRequest:
         return {
             name: f"{name}.{file['name'].rpartition('.')[2]}" for name, file in self.files.items()
         }
-
-
-def _require_words(value: Any) -> None:
-    """Refuse a sampler that names files or code: texts of it are names alone.
-
-    Raises:
-        GenError: a text could be a path or an import path.
-    """
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            _require_words(inner)
-    is_name = isinstance(value, str) and re.fullmatch(r"[\w+ ,-]*", value)
-    kinds = (*SAMPLER_KINDS, "scorer")
-    is_registered = any(value in registry.table(kind) for kind in kinds if is_name)
-    if isinstance(value, str) and (not is_name or (exists(value) and not is_registered)):
-        raise bad_value("sampler", value, "a name, since a request cannot name files or code")
 
 
 def copied(request: LiveRequest, engine: Engine, address: str) -> dict[str, str]:

@@ -17,7 +17,6 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -27,7 +26,9 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.engine.engine import Engine
 from gen.media.video import read_video
-from gen.serve.live import MOST_BYTES, PAGE, live_router
+from gen.serve.app import make_app
+from gen.serve.live import PAGE
+from gen.serve.settings import Settings
 
 CIRCLE = "a large red circle at the top left"
 
@@ -41,14 +42,12 @@ def engine():
 
 @pytest.fixture(scope="module")
 def app(engine):
-    app = FastAPI()
-    app.include_router(live_router(engine))
-    return app
+    return make_app(engine)
 
 
 @pytest.fixture(scope="module")
 def client(app):
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 
@@ -284,10 +283,12 @@ def test_a_call_names_models_that_are_served(client):
 
 def test_requests_of_other_pages_and_large_ones_are_refused(client):
     body = {"model": "text", "prompt": "sort 3 1 2 ="}
-    for origin, status in (("http://example.org", 403), ("null", 403), ("http://testserver", 200)):
+    for origin, status in (("http://example.org", 403), ("null", 403), ("http://localhost", 200)):
         answer = client.post("/live/copy", json=body, headers={"Origin": origin})
         assert answer.status_code == status
-    assert client.post("/live/generate", content=b" " * (MOST_BYTES + 1)).status_code == 413
+    assert (
+        client.post("/live/generate", content=b" " * (Settings().max_body + 1)).status_code == 413
+    )
 
 
 # --- calls that end early

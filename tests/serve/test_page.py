@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -19,12 +21,12 @@ import numpy as np
 import pytest
 import uvicorn
 from chrome import CONTROL, SHIFT, Tab
-from fastapi import FastAPI
 from PIL import Image
 
 import gen
 from gen.engine.engine import Engine
-from gen.serve.live import live_router
+from gen.serve.app import make_app
+from gen.serve.settings import Settings
 
 CIRCLE = "a large red circle at the top left"
 pytestmark = pytest.mark.slow
@@ -37,10 +39,10 @@ def engine():
     engine.close()
 
 
-@pytest.fixture(scope="module")
-def address(engine):
-    app = FastAPI()
-    app.include_router(live_router(engine))
+@contextmanager
+def served(engine: Engine, settings: Settings | None = None) -> Iterator[str]:
+    """Address of a server on a free port."""
+    app = make_app(engine, settings or Settings())
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -49,6 +51,12 @@ def address(engine):
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     server.should_exit = True
     thread.join(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with served(engine) as address:
+        yield address
 
 
 @pytest.fixture
@@ -310,6 +318,36 @@ def test_a_script_in_a_prompt_is_shown_as_text(tab, address):
     tab.until(lambda: "onerror" in text(tab, "pre"))
     assert tab.value("window.harm") is None
     assert tab.value("document.querySelectorAll('main img[src=x], main script').length") == 0
+
+
+def test_a_server_with_a_key_asks_for_it_once(engine, tmp_path):
+    with served(engine, Settings(api_keys=("a-right-key",))) as address:
+        tab = Tab(tmp_path / "profile", address)
+        try:
+            tab.until(lambda: tab.value("document.getElementById('key')?.open"), 90)
+            for key in ("a-wrong-key", "a-right-key"):
+                assert tab.value("document.documentElement.dataset.ready") is None
+                tab.value("document.getElementById('key-text').focus()")
+                tab.write(key)
+                tab.press("Enter")
+                time.sleep(0.5)
+            ready(tab)
+            go(tab, address, modality="text", prompt="sort 3 1 2 =")
+            tab.click("#generate")
+            finished(tab)
+            tab.click("details.copy summary")
+            tab.until(lambda: "gen.load" in text(tab, "pre"))
+            tab.send("Page.navigate", url=f"{address}world")
+            tab.until(lambda: tab.value("typeof session === 'string'"), 60)
+        finally:
+            tab.close()
+
+
+def test_the_world_is_played_from_the_page(tab):
+    tab.click("a[href=world]")
+    tab.until(lambda: tab.value("typeof session === 'string'"), 60)
+    tab.press("ArrowRight")
+    tab.until(lambda: text(tab, "#count") == "1")
 
 
 def test_the_theme_is_the_readers_or_the_systems(tab, address):
