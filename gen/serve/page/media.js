@@ -82,9 +82,10 @@ class ImageView {
   }
 
   at(pass, last) {
-    const until = pass >= last || this.seen.length === 1 ? this.seen.at(-1) : this.seen.findLast(([n]) => n <= pass);
+    const until = pass >= last ? this.seen.at(-1) : this.seen.findLast(([n]) => n <= pass);
     this.image.hidden = !until;
     this.waiting.hidden = Boolean(until);
+    this.waiting.textContent = pass && this.seen[0][0] === last ? "No preview: every token may change until the end." : "";
     if (until) this.#show(until[1], this.prompt);
   }
 }
