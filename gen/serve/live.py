@@ -39,9 +39,10 @@ from gen.serve.live_catalogue import (
     list_modalities,
     read_spec,
 )
+from gen.serve.live_copy import copied
 from gen.serve.live_events import Events
 from gen.serve.live_media import as_file, read_file
-from gen.serve.live_request import LiveRequest, copied, read_object
+from gen.serve.live_request import LiveRequest, read_object
 from gen.serve.server import HEADERS as WORLD_HEADERS
 from gen.serve.worlds import Worlds
 
@@ -183,7 +184,12 @@ def _add_calls(router: APIRouter, engine: Engine) -> None:
     @router.post("/live/copy")
     async def copy(request: Request) -> Response:
         address = str(request.base_url).rstrip("/")
-        return await post(request, lambda asked: copied(LiveRequest.read(asked), engine, address))
+        has_key = "authorization" in request.headers
+
+        def work(asked: dict[str, Any]) -> dict[str, str]:
+            return copied(LiveRequest.read(asked), engine, address, has_key)
+
+        return await post(request, work)
 
     @router.post("/live/prefix")
     async def prefix(request: Request) -> Response:

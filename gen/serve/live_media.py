@@ -47,7 +47,7 @@ def as_samples(wave: np.ndarray) -> str:
     """Return a waveform as 16-bit integers, little-endian, in base64; channels are averaged."""
     wave = np.asarray(wave, np.float64)
     wave = wave if wave.ndim == 1 else wave.mean(int(wave.shape[0] > wave.shape[-1]))
-    return as_base64((np.clip(wave, -1, 1) * 32767).astype("<i2").tobytes())
+    return as_base64(np.rint(np.clip(wave, -1, 1) * 32767).astype("<i2").tobytes())
 
 
 def part(modality: Modality, media: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Call as the page asks for it, and the same call as Python, as curl and as a job file."""
+"""Call as the page asks for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.sampling_params import SamplingParams
@@ -126,77 +125,6 @@ class LiveRequest:
         return {
             name: f"{name}.{file['name'].rpartition('.')[2]}" for name, file in self.files.items()
         }
-
-
-def copied(request: LiveRequest, engine: Engine, address: str) -> dict[str, str]:
-    """Return the call as ``python``, ``curl`` and ``job``, each to be run as it is.
-
-    Args:
-        request: the call.
-        engine: the engine, whose models have names.
-        address: address of the server, such as ``http://localhost:8123``.
-    """
-    served = engine.models.get(request.model)
-    return {
-        "python": _python(request, served.modality, served.model),
-        "curl": _curl(request, address),
-        "job": _job(request, served.modality, served.model),
-    }
-
-
-def _python(request: LiveRequest, modality: str, model: str | None) -> str:
-    given = repr(modality) if model is None else f"{modality!r}, model={model!r}"
-    words: dict[str, Any] = {}
-    if request.sampler is not None:
-        words["sampler"] = request.spec
-    words |= request.file_names
-    words |= {"num_samples": request.num_samples, "seed": request.seed, **request.sampling}
-    lines = "".join(f"    {key}={value!r},\n" for key, value in words.items())
-    return (
-        f"import gen\n\npipe = gen.load({given})\n"
-        f"out = pipe(\n    {request.prompt!r},\n{lines})\n"
-        f"print(out)\nout.save({request.folder!r})\n"
-    )
-
-
-def _curl(request: LiveRequest, address: str) -> str:
-    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt}
-    if request.sampler is not None:
-        body["sampler"] = dict(request.sampler)
-    body |= {"sampling": dict(request.sampling), "seed": request.seed}
-    body["num_samples"] = request.num_samples
-    text = json.dumps(body)
-    if request.files:  # the shell puts the files in
-        parts = ", ".join(
-            f'"{key}": {{"name": "{name}", "data": "$(base64 < {name} | tr -d \'\\n\')"}}'
-            for key, name in request.file_names.items()
-        )
-        text = f"{_in_heredoc(text)[:-1]}, {parts}}}"
-    end = "END" if request.files else "'END'"
-    return (
-        f"curl -N {address}/live/generate -H 'Content-Type: application/json' -d @- <<{end}\n"
-        f"{text}\nEND\n"
-    )
-
-
-def _in_heredoc(text: str) -> str:
-    """Return a text whose words the shell leaves as they are."""
-    for letter in "\\$`":
-        text = text.replace(letter, f"\\{letter}")
-    return text
-
-
-def _job(request: LiveRequest, modality: str, model: str | None) -> str:
-    tree: dict[str, Any] = {"modality": modality}
-    if model is not None:
-        tree["model"] = model
-    if request.sampler is not None:
-        tree["sampler"] = request.spec
-    if request.sampling:
-        tree["sampling"] = dict(request.sampling)
-    tree |= {"prompts": [request.prompt], "num_samples": request.num_samples}
-    tree |= {"seed": request.seed, **request.file_names, "out": request.folder}
-    return dump_yaml(tree)
 
 
 def read_object(content: bytes) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,6 +27,7 @@ from gen.config.yaml_text import load_yaml
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.engine.engine import Engine
+from gen.media.audio import open_sound
 from gen.media.video import read_video
 from gen.serve.app import make_app
 from gen.serve.live import PAGE
@@ -51,8 +54,8 @@ def client(app):
         yield client
 
 
-@pytest.fixture(scope="module")
-def address(app):
+@contextmanager
+def served(app) -> Iterator[str]:
     """Address of a real server, which streams."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -62,6 +65,12 @@ def address(app):
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def address(app):
+    with served(app) as address:
+        yield address
 
 
 def events(text: str) -> list[tuple[str, dict]]:
@@ -380,17 +389,72 @@ def test_a_copied_call_keeps_the_prompt_as_it_is(client, prompt):
 
 @pytest.mark.slow
 def test_the_copied_curl_and_job_give_the_output_of_the_page(client, address, tmp_path):
-    digest = call(client, **COPIED)[-1][1]["items"][0]["digest"]
+    texts = [i["media"]["text"] for i in call(client, **COPIED)[-1][1]["items"]]
     copied = httpx.post(f"{address}/live/copy", json=COPIED).json()
-    assert address in copied["curl"]
-    command = copied["curl"].replace("curl ", "curl -s --noproxy '*' ", 1)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, cwd=tmp_path)
-    assert events(done.stdout.decode())[-1][1]["items"][0]["digest"] == digest
+    assert f"curl {address}/v1/completions" in copied["curl"]
+    made = json.loads(curled(copied, tmp_path))
+    assert [choice["text"] for choice in made["choices"]] == texts
     (tmp_path / "page.yaml").write_text(copied["job"])
     run_job(tmp_path)
     written = sorted((tmp_path / made_in(copied)).glob("*.txt"))
-    texts = [i["media"]["text"] for i in call(client, **COPIED)[-1][1]["items"]]
     assert [path.read_text().strip() for path in written] == texts
+
+
+def curled(copied: dict, folder, **environment: str) -> bytes:
+    """What the curl of a copied call prints."""
+    shell = "curl() { command curl -s --noproxy '*' \"$@\"; }\n" + copied["curl"]
+    env = {**os.environ, **environment}
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, prompt, num_samples, path",
+    [
+        ("image", CIRCLE, 2, "/v1/images/generations"),
+        ("speech", "three seven", 1, "/v1/audio/speech"),
+        ("speech", "three seven", 2, "/live/generate"),
+        ("motion", "a person kicks slowly with the left leg once", 1, "/v1/motions"),
+        ("action", "reach from 0.58 0.61 to 0.80 0.22", 1, "/v1/actions"),
+        ("video", "a red square moves right", 1, "/live/generate"),
+        ("world", "up up left", 1, "/live/generate"),
+    ],
+)
+def test_the_copied_curl_gives_the_media_of_the_page(
+    client, address, tmp_path, model, prompt, num_samples, path
+):
+    body = {"model": model, "prompt": prompt, "num_samples": num_samples, "seed": 6}
+    items = call(client, **body)[-1][1]["items"]
+    copied = httpx.post(f"{address}/live/copy", json=body).json()
+    assert f"{address}{path} " in copied["curl"]
+    made = curled(copied, tmp_path)
+    if path == "/live/generate":
+        assert [i["digest"] for i in events(made.decode())[-1][1]["items"]] == [
+            i["digest"] for i in items
+        ]
+    elif model == "speech":
+        (tmp_path / "page.wav").write_bytes(base64.b64decode(items[0]["media"]["file"]["data"]))
+        waves = [open_sound(tmp_path / name)[0] for name in ("page.wav", "speech.wav")]
+        assert np.array_equal(*waves)
+    else:
+        data = json.loads(made)["data"]
+        assert [d["gen"]["nfe"] for d in data] == [i["nfe"] for i in items]
+        if model == "image":
+            assert [d["b64_json"] for d in data] == [i["media"]["file"]["data"] for i in items]
+        elif model == "action":
+            assert np.allclose(data[0]["action"], items[0]["media"]["actions"], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_copied_curl_takes_the_key_of_the_environment(engine, tmp_path):
+    with served(make_app(engine, Settings(api_keys=("a-key",)))) as address:
+        headers = {"Authorization": "Bearer a-key"}
+        copied = httpx.post(f"{address}/live/copy", json=COPIED, headers=headers).json()
+        assert "a-key" not in copied["curl"]
+        assert "choices" in json.loads(curled(copied, tmp_path, GEN_API_KEY="a-key"))
+        assert "error" in json.loads(curled(copied, tmp_path, GEN_API_KEY="another"))
 
 
 def run_job(folder) -> None:
@@ -424,9 +488,8 @@ def test_an_edit_keeps_what_is_not_painted_here_and_in_the_copied_calls(
     for name in ("source", "mask"):
         (tmp_path / f"{name}.png").write_bytes(base64.b64decode(body[name]["data"]))
     copied = httpx.post(f"{address}/live/copy", json=body).json()
-    command = copied["curl"].replace("curl ", "curl -s --noproxy '*' ", 1)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, cwd=tmp_path)
-    assert events(done.stdout.decode())[-1][1]["items"][0]["digest"] == item["digest"]
+    made = json.loads(curled(copied, tmp_path))["data"][0]
+    assert np.array_equal(pixels({"png": made["b64_json"]}), edited)
     executed(copied, tmp_path, monkeypatch)
     made = next((tmp_path / made_in(copied)).glob("*.png"))
     assert np.array_equal(np.asarray(Image.open(made).convert("RGB")), edited)
