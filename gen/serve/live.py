@@ -62,16 +62,17 @@ HEADERS = {
 }
 
 
-def live_router(engine: Engine) -> APIRouter:
+def live_router(engine: Engine, deadline: float | None = None) -> APIRouter:
     """Return the routes of the page.
 
     Args:
         engine: engine that decodes its calls.
+        deadline: seconds after which a call fails; None sets no limit.
     """
     router = APIRouter(include_in_schema=False)
     _add_page(router)
     _add_catalogue(router, engine)
-    _add_calls(router, engine)
+    _add_calls(router, engine, deadline)
     _add_world(router, engine)
     return router
 
@@ -143,7 +144,7 @@ async def _body(request: Request) -> bytes:
     return bytes(content)
 
 
-def _add_calls(router: APIRouter, engine: Engine) -> None:
+def _add_calls(router: APIRouter, engine: Engine, deadline: float | None) -> None:
     running: dict[str, Events] = {}
 
     async def post(request: Request, work: Callable[[dict[str, Any]], Any]) -> Response:
@@ -158,7 +159,7 @@ def _add_calls(router: APIRouter, engine: Engine) -> None:
         try:
             content, loop = await _body(request), asyncio.get_running_loop()
             asked = await run_in_threadpool(lambda: LiveRequest.read(read_object(content)))
-            events = await run_in_threadpool(Events.submit, engine, asked, loop)
+            events = await run_in_threadpool(Events.submit, engine, asked, loop, deadline)
         except _Refused as refused:
             return _refusal(str(refused), refused.status)
         except QueueFull as full:

@@ -61,9 +61,23 @@ class Events:
 
     @classmethod
     def submit(
-        cls, engine: Engine, request: LiveRequest, loop: asyncio.AbstractEventLoop
+        cls,
+        engine: Engine,
+        request: LiveRequest,
+        loop: asyncio.AbstractEventLoop,
+        deadline: float | None = None,
     ) -> Events:
-        """Hand a call to an engine. Raises ``GenError`` for one that cannot be done."""
+        """Hand a call to an engine.
+
+        Args:
+            engine: the engine.
+            request: the call.
+            loop: event loop of the reader.
+            deadline: seconds after which the call fails; None sets no limit.
+
+        Raises:
+            GenError: the call cannot be done.
+        """
         events = cls(engine, request, loop)
         sampler = None if request.sampler is None else dict(request.sampler)
         streams = events._learn(sampler)
@@ -77,6 +91,7 @@ class Events:
             on_chunk=events._put if streams else None,
             on_step=events._put,
             partial_images=request.partial_images,
+            deadline=deadline,
             **request.sampling,
         )
         events.ticket.add_done_callback(events._put)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import os
@@ -346,6 +347,24 @@ def test_a_reader_who_leaves_cancels_the_call(address, engine):
     assert cancelled(engine) == before + 1 and engine.stats.running.total() == 0
 
 
+def test_a_full_queue_is_answered_with_429_and_when_to_try_again():
+    engine = Engine(device="cpu", max_waiting=1)
+    with TestClient(make_app(engine), base_url="http://localhost") as client:
+        body = {"model": "text", "prompt": "sort 3 1 2 =", "num_samples": 2}
+        answer = client.post("/live/generate", json=body)
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+        assert call(client, **{**body, "num_samples": 1})[-1][0] == "result"
+    engine.close()
+
+
+def test_a_call_beyond_the_deadline_ends_with_an_error(engine):
+    with TestClient(
+        make_app(engine, Settings(deadline=0.2)), base_url="http://localhost"
+    ) as client:
+        name, data = call(client, **LONG)[-1]
+    assert name == "error" and "within 0.2 seconds" in data["message"]
+
+
 # --- copied calls
 
 COPIED = {"model": "text", "prompt": "shuffle 5 6 1 2 0 3 =", "seed": 4, "num_samples": 2}
@@ -519,6 +538,30 @@ def test_a_clip_is_continued_from_the_share_that_is_kept(client, tmp_path):
 
 
 # --- the world
+
+
+@pytest.mark.slow
+def test_the_world_is_played_while_the_engine_decodes_worlds(client, address):
+    world = gen.load_world(seed=5, device="cpu")
+    begun = client.post("/world/new", json={"seed": 5}).json()
+    pipe = gen.load("world", device="cpu")
+    right = pipe("right*12 up", seed=2).tokens
+    done: list[list] = []
+    work = threading.Thread(
+        target=lambda: done.extend(
+            call(client, model="world", prompt="right*12 up", seed=2)[-1][1]["items"]
+            for _ in range(4)
+        )
+    )
+    work.start()
+    for action in ["right", "up", "left", "down"] * 6:
+        body = {"session": begun["session"], "action": action}
+        seen = client.post("/world/step", json=body).json()
+        frame = np.frombuffer(base64.b64decode(seen["frame"]), np.uint8)
+        assert np.array_equal(frame.reshape(*seen["size"], 3), world.step(action))
+    work.join()
+    digest = hashlib.sha256(right[0].contiguous().numpy().tobytes()).hexdigest()[:16]
+    assert [items[0]["digest"] for items in done] == [digest] * 4
 
 
 def test_the_world_is_played_under_the_same_address(client):
