@@ -408,6 +408,15 @@ def test_axe_finds_no_serious_fault(tab, address, axe, theme, modality):
     assert faults(tab, axe) == []
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_fault_of_the_world(tab, address, axe, theme):
+    scheme = {"name": "prefers-color-scheme", "value": theme}
+    tab.send("Emulation.setEmulatedMedia", features=[scheme])
+    tab.send("Page.navigate", url=f"{address}world")
+    tab.until(lambda: tab.value("typeof session === 'string'"), 60)
+    assert faults(tab, axe) == []
+
+
 def test_axe_would_find_a_serious_fault(tab, axe):
     tab.value("document.getElementById('prompt').labels[0].remove()")
     assert any("label" in fault for fault in faults(tab, axe))
