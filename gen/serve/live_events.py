@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +18,6 @@ import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from gen.contracts.frontend import StreamingFrontend, Vocabulary
-from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.token_space import GUARANTEES
 from gen.engine.engine import Engine
@@ -27,11 +25,11 @@ from gen.engine.ticket import Cancelled, ItemStep, Ticket
 from gen.gallery.trace import layout
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
+from gen.serve.errors import as_api_error
 from gen.serve.live_media import as_file, part, whole
 from gen.serve.live_request import LiveRequest
 from gen.tokenizers.base.text_bytes import TextBytes
 
-LOG = logging.getLogger("gen")
 Event = tuple[str, dict[str, Any]]
 
 
@@ -199,11 +197,8 @@ class Events:
             items = [self._item(output, i) for i in range(len(output))]
         except Cancelled as error:
             return "cancelled", {"message": str(error)}
-        except GenError as error:
-            return "error", {"message": str(error)}
-        except Exception as error:  # a fault of the program, of which its log has the rest
-            LOG.exception("a call of the page failed")
-            return "error", {"message": f"the call failed: {type(error).__name__}"}
+        except Exception as error:  # a fault of the program goes into its log in full
+            return "error", {"message": str(as_api_error(error))}
         # items of a call wait for rows one after the other, where there are fewer rows than items
         passes = 0.0 if self._began is None else self._last - self._began
         seconds = max(passes, *(stats.seconds for stats in output.stats))
