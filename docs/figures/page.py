@@ -95,7 +95,8 @@ def main() -> None:
             path = IMAGES / f"{name}.png"
             tab.look(path, *size, dark=dark)
             with Image.open(path) as image:  # 256 colours are a third of the bytes
-                image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+                few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+                few.save(path, optimize=True)
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
         tab.close()
     server.should_exit = True
