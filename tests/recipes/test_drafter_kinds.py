@@ -184,7 +184,9 @@ def test_a_group_of_masks_sees_no_token_behind_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["medusa", "hydra", "exit", "masked", "prompt"])
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra", "exit", "masked", "prompt", "hidden", "longspec"]
+)
 def test_the_recipe_writes_a_drafter_that_a_sampler_reads(tmp_path, name):
     recipe = DrafterRecipe("text-causal", name, tmp_path, QUICK, log=lambda line: None)
     figures = recipe.run()
