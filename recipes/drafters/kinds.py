@@ -10,6 +10,18 @@ from gen.recipes.drafters.kind_heads import Hydra, Medusa
 from gen.recipes.drafters.kind_hidden import HiddenTransfer
 from gen.recipes.drafters.kind_longspec import LongSpecKind
 from gen.recipes.drafters.kind_parallel import Masked, Prompt
+from gen.recipes.drafters.kind_skip import SkipRepair
 
-ALL = (Autoregressive, EagleKind, Medusa, Hydra, Exit, Masked, Prompt, LongSpecKind, HiddenTransfer)
+ALL = (
+    Autoregressive,
+    EagleKind,
+    Medusa,
+    Hydra,
+    Exit,
+    Masked,
+    Prompt,
+    LongSpecKind,
+    HiddenTransfer,
+    SkipRepair,
+)
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in ALL}

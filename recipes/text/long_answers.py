@@ -6,16 +6,17 @@
 ``DIR/model`` is a causal model of ``gen.recipes.text.tours``. It is trained on stretches of a tour
 that stand anywhere behind their map, then on whole tours. ``DIR/longspec`` and ``DIR/ar`` hold
 drafters for it: a layer with a window that reads the model's keys and values (LongSpec), and a
-small model with keys and values of its own. ``--stage`` runs one of ``model``, ``longspec``, ``ar``
-and ``table``; an interrupted run goes on where it stopped.
+small model with keys and values of its own. The last stage decodes held-out maps with them and with
+drafters without a model. An interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.models.load.locate import quiet
+from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import Run, Shape, new_lm
 from gen.recipes.common.train import TrainConfig, fit_average
+from gen.recipes.drafters.data import Teacher
+from gen.recipes.drafters.recipe import DrafterRecipe
+from gen.recipes.drafters.recipe import Plan as Sizes
+from gen.recipes.drafters.table import HEAD, measured, trained_cells
 from gen.recipes.text.tours import (
     MOVES,
     PER_MOVE,
@@ -38,6 +44,13 @@ from gen.recipes.text.tours import (
     tours,
 )
 
+SEED = 500  # of the maps that drafters are trained with
+DRAFTERS = ("longspec", "ar")
+OPTIONS = {
+    "longspec": {"depth": "12"},
+    "ar": {"width": "32", "depth": "1", "start": "none"},
+}
+THETA = 1e6  # slow enough that a map is found from 2,000 words away
 SHAPE = Shape((MOVES, PER_MOVE), SLOTS, len(WORDS) + 1, TourModality.words)
 
 
@@ -48,11 +61,18 @@ class Plan:
     Attributes:
         width: channels of the model.
         layers: its layers.
-        stretches: steps on stretches of tours, in each of two cycles of the learning rate.
+        stretches: steps on stretches of tours.
         stretch: moves of a stretch.
         batch: stretches of a step.
-        whole: steps on whole tours.
+        whole: steps on whole tours; those of a first cycle of the learning rate, and of a second.
         tours: whole tours of a step.
+        prompts: tours of the model that drafters are trained on.
+        minutes: time of training of a drafter; 0 for ``steps``.
+        steps: its steps.
+        drafted: tours of a step of it, at most.
+        options: options of each kind of drafter.
+        held: held-out maps of the table.
+        drafts: drafts of a round.
     """
 
     width: int = 64
@@ -60,11 +80,31 @@ class Plan:
     stretches: int = 2500
     stretch: int = 24
     batch: int = 32
-    whole: int = 150
+    whole: tuple[int, int] = (150, 300)
     tours: int = 4
+    prompts: int = 64
+    minutes: float = 4.0
+    steps: int = 0
+    drafted: int = 8
+    options: Mapping[str, dict[str, str]] = field(default_factory=lambda: OPTIONS)
+    held: int = 8
+    drafts: int = 10
 
 
-QUICK = Plan(width=32, layers=2, stretches=4, stretch=6, batch=4, whole=1, tours=1)
+QUICK = Plan(
+    width=32,
+    layers=2,
+    stretches=4,
+    stretch=6,
+    batch=4,
+    whole=(1, 1),
+    tours=1,
+    prompts=2,
+    minutes=0,
+    steps=1,
+    drafted=1,
+    held=1,
+)
 
 
 @dataclass(frozen=True)
@@ -123,11 +163,13 @@ def loss(net: Any, batch: Piece) -> tuple[Tensor, dict[str, float]]:
 def train_model(work: Path, plan: Plan, log: Any = print) -> None:
     """Train the model of tours; write ``work / "model"``."""
     torch.manual_seed(0)
-    model = new_lm(SHAPE, Run(0, plan.width, plan.layers, tied=True))
+    config = new_lm(SHAPE, Run(0, plan.width, plan.layers, tied=True)).config
+    config.rope_parameters = {"rope_type": "default", "rope_theta": THETA}
+    model = GridLlamaForCausalLM(config)
     phases = (
         ("stretches", plan.stretches, 2e-3, stretches(plan, 1_000)),
-        ("again", plan.stretches, 2e-3, stretches(plan, 1_000_000)),
-        ("whole", plan.whole, 5e-4, whole_tours(plan, 2_000_000)),
+        ("whole", plan.whole[0], 5e-4, whole_tours(plan, 2_000_000)),
+        ("again", plan.whole[1], 1e-3, whole_tours(plan, 3_000_000)),
     )
     for name, steps, lr, made in phases:
         config = TrainConfig(
@@ -148,6 +190,51 @@ def pipeline(work: Path) -> Pipeline:
     return Pipeline(TourModality(), work / "model")
 
 
+def train_drafter(work: Path, kind: str, plan: Plan, log: Any = print) -> DrafterRecipe:
+    """Train a drafter of a kind on tours of the model; write ``work / kind / "drafter"``."""
+    pipe = pipeline(work)
+
+    def teach(count: int, held: bool) -> Teacher:
+        return Teacher(pipe, pipe.modality.example_prompts(count, 0 if held else SEED))
+
+    sizes = Sizes(plan.prompts, 4, plan.minutes, plan.steps, plan.drafted)
+    options = plan.options[kind]
+    recipe = DrafterRecipe("tours", kind, work / kind, sizes, options, log=log, teach=teach)
+    if not (work / kind / "figures.json").is_file():
+        recipe.run()
+    return recipe
+
+
+def rows(work: Path, plan: Plan) -> dict[str, tuple[Path | None, dict[str, Any]]]:
+    """List the samplers of the table by name, with the folders of trained drafters."""
+    drafts = {"num_speculative_tokens": plan.drafts}
+    free = {
+        "autoregressive": {"name": "autoregressive"},
+        "speculative_jacobi": {"name": "speculative_jacobi"},
+        "prompt_lookup": {"name": "prompt_lookup", **drafts},
+        "suffix": {"name": "suffix"},
+        "token_recycling": {"name": "token_recycling"},
+    }
+    made: dict[str, tuple[Path | None, dict[str, Any]]] = {k: (None, v) for k, v in free.items()}
+    for kind in DRAFTERS:
+        recipe = train_drafter(work, kind, plan)
+        folder = work / kind / "drafter"
+        made[kind] = folder, {**recipe.kind.sampler(folder), **drafts}
+    return made
+
+
+def table(work: Path, plan: Plan, log: Any = print) -> None:
+    """Print a row for every sampler, decoding held-out maps one at a time."""
+    log(f"{HEAD[:-1]}| right moves |\n|" + " --- |" * (HEAD.count(" | ") + 2))
+    pipe = pipeline(work)
+    prompts = pipe.modality.example_prompts(plan.held, 0)
+    for name, (folder, spec) in rows(work, plan).items():
+        cells = trained_cells(folder) + measured(pipe, pipe.plan(prompts), spec)
+        made = pipe(prompts, spec, seed=0)
+        right = mean(pipe.modality.grade(m, p) for m, p in zip(made.media, prompts, strict=True))
+        log(f"| `{name}` | {' | '.join(cells)} | {right:.3f} |")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the stages of a command line."""
     parser = argparse.ArgumentParser(
@@ -158,7 +245,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     plan = QUICK if args.quick else Plan()
-    train_model(args.work, plan)
+    if not (args.work / "model").is_dir():
+        train_model(args.work, plan)
+    table(args.work, plan)
     return 0
 
 

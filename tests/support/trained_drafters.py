@@ -19,6 +19,7 @@ from gen.samplers.causal.drafters.heads import projection
 from gen.samplers.causal.drafters.hidden_transfer import maps_of
 from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
+from gen.samplers.causal.drafters.skip import repairs_of
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 V, DEPTH, LAST = 24, 3, "model.norm"
@@ -40,6 +41,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "exit": ("exit", (), {"exit_layer": 1}),
     "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
     "prompt": ("prompt", (), {"depth": DEPTH}),
+    "skip": ("skip", (), {"kept_layers": "0", "rank": 4}),
     "hidden": ("hidden", ("model.layers.0",), {"depth": DEPTH, "layer": 1}),
     "longspec": (
         "longspec",
@@ -71,6 +73,8 @@ def network(name: str, of: CausalTarget) -> nn.Module:
         return LongSpecLayer(LongSpecShape(**arguments))
     if kind == "hidden":
         return maps_of(of.model, arguments)
+    if kind == "skip":
+        return repairs_of(of.model, arguments)
     if kind == "masked":
         return masked_network(of.model, arguments)
     return PromptTokens(DEPTH, NET.get_input_embeddings().weight)
