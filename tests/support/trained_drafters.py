@@ -38,6 +38,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("model.layers.0", LAST),
         {"depth": DEPTH, "trunk": "recurrent", "states": 2},
     ),
+    "trigram": ("hydra", (LAST,), {"depth": DEPTH, "trunk": "trigram", "states": 1}),
     "exit": ("exit", (), {"exit_layer": 1}),
     "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
     "prompt": ("prompt", (), {"depth": DEPTH}),
