@@ -83,7 +83,7 @@ class Plan:
     whole: tuple[int, int] = (150, 300)
     tours: int = 4
     prompts: int = 64
-    minutes: float = 4.0
+    minutes: float = 2.5
     steps: int = 0
     drafted: int = 8
     options: Mapping[str, dict[str, str]] = field(default_factory=lambda: OPTIONS)
