@@ -80,4 +80,4 @@ def test_the_recipe_compares_drafters(tmp_path):
     long_answers.table(tmp_path, long_answers.QUICK, lines.append)
     named = [line.split("`")[1] for line in lines if line.startswith("| `")]
     assert named[0] == "autoregressive" and {"prompt_lookup", "suffix", "longspec"} <= set(named)
-    assert all(line.count("|") == 10 for line in lines[-len(named) :])
+    assert all(line.count("|") == 9 for line in lines[-len(named) :])
