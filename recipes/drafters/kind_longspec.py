@@ -85,11 +85,15 @@ class LongSpecKind(Kind):
         model = self.teacher.model
         states, before = sequence_states(batch, self.teacher.layers[0])
         states = states.to(model.dtype)
-        at = torch.arange(states.shape[1], device=states.device)[None]
-        cache, number = LayerCache(), model.num_layers - 1
+        # keys and values of a token need no other, so that each is a sequence of its own
+        rows, size = states.shape[:2]
+        at = torch.arange(size, device=states.device).repeat(rows)[:, None]
+        alone, cache = states.reshape(rows * size, 1, -1), LayerCache()
+        number = model.num_layers - 1
         layer = decoder_layers(model)[number]
-        call_layer(layer, states, at, model.rotations(states, at), cache=cache)
-        return cache.made[number], before
+        call_layer(layer, alone, at, model.rotations(alone, at), cache=cache)
+        keys, values = (x[:, :, 0].unflatten(0, (rows, size)) for x in cache.made[number])
+        return (keys.transpose(1, 2), values.transpose(1, 2)), before
 
     def hidden(
         self, net: Net, batch: Batch, given: tuple[KeysValues, Tensor], at: Tensor, gap: int
