@@ -7,7 +7,8 @@ untrained small model, for the modality's own draft model and for every trained 
 minutes of training, ``alpha`` (acceptance of a first draft on held-out prefixes, where the recipe
 measured it), tokens per forward pass of the target, share of accepted drafts, passes of the drafter
 per item and wall time per item. ``--spec`` adds a row for any sampler, as JSON. With ``--timed 2``
-two items are decoded one by one for their wall time, and the others in batches.
+two items are decoded one by one for their wall time, and the others in batches; what a drafter
+learns from the items of a call (``scope: call``) then stays in a batch.
 """
 
 from __future__ import annotations

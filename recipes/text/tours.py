@@ -6,7 +6,7 @@ one before it ended. Which way is taken is free:
 
     tour bcd aef ... : a left b . b right f . f ahead ...
 
-Every third word or so is a matter of chance, and every place that a move leads to stands in the
+Every fourth word is a matter of chance, and every place that a move leads to stands in the
 prompt, up to 2,000 words back.
 """
 
