@@ -17,6 +17,7 @@ from gen.core.errors import GenError
 from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
+from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
 
 
@@ -81,6 +82,7 @@ class PromptBatch:
             first.
         lengths: their lengths, long [H B].
         host_lengths: lengths of all items' prompts, int64 [H N].
+        version: number of times that items were given other prompts (``put``).
 
     Args:
         device: device of the prompts.
@@ -109,10 +111,11 @@ class PromptBatch:
         lengths = torch.cat([n for _, n in branches])
         self.device, self.branches, self.items = device, len(branches), len(prompt)
         self.all_tokens, self.all_lengths = torch.cat(padded).to(device), lengths.to(device)
-        self.host_lengths = lengths.cpu().numpy()
+        self.host_lengths = lengths.cpu().numpy().copy()
         self.tokens, self.lengths = self.all_tokens, self.all_lengths
         self.row_items = np.arange(self.items)
         self.next_item = self.items
+        self.version = 0
 
     @property
     def has_one_length(self) -> bool:
@@ -128,6 +131,31 @@ class PromptBatch:
         if rows.dtype == torch.bool:
             return rows.repeat(self.branches)
         return torch.cat([rows + h * len(self.row_items) for h in range(self.branches)])
+
+    def put(self, items: np.ndarray, other: PromptBatch, numbers: np.ndarray) -> None:
+        """Give items the prompts of items of another batch.
+
+        Args:
+            items: items of this batch, int64 [n].
+            other: the other batch; it has an unconditional branch if this one has.
+            numbers: items of the other batch, int64 [n].
+
+        Raises:
+            ValueError: a prompt is longer than this batch has columns for.
+        """
+        for branch in range(self.branches):
+            here = torch.from_numpy(items + branch * self.items).to(self.device)
+            there = torch.from_numpy(numbers + branch * other.items).to(other.device)
+            lengths = other.all_lengths[there]
+            width = int(lengths.max())
+            if width > self.all_tokens.shape[1]:
+                raise ValueError(
+                    f"a prompt has {width} tokens; expected at most {self.all_tokens.shape[1]}"
+                )
+            self.all_tokens[here, :width] = other.all_tokens[there, :width].to(self.device)
+            self.all_lengths[here] = lengths.to(self.device)
+            self.host_lengths[items + branch * self.items] = lengths.cpu().numpy()
+        self.version += 1
 
     def limit(self, rows: int) -> None:
         """Hold the first items only."""
@@ -178,6 +206,9 @@ class Target:
             hands it on.
         evaluator: scores and answers of outputs (``gen.contracts.scorer.Evaluator``), for samplers
             that search; None where nobody gave one.
+        item_sampling: sampling parameters of each item where they differ, in ``FILTERS`` alone;
+            None where ``sampling`` is that of all items.
+        shares_prefill: whether rows with the same prompt that are new together compute it once.
 
     Args:
         model: adapter of a protocol (``gen.models.adapters.protocols``).
@@ -199,6 +230,8 @@ class Target:
     limits: np.ndarray | None = None
     known: Tensor | None = None
     evaluator: Any = None
+    item_sampling: list[SamplingParams] | None = None
+    shares_prefill = False
 
     def __init__(
         self,
@@ -361,6 +394,59 @@ class Target:
         fresh.known = None if self.known is None else self.known[index]
         return fresh
 
+    @property
+    def opens(self) -> bool:
+        """True if items can be given prompts after forward passes were run (``put``)."""
+        return False
+
+    def widest(self, longest: int) -> int:
+        """Return the tokens to make room for, so that prompts of up to ``longest`` fit."""
+        return longest
+
+    def takes(self, other: Target) -> bool:
+        """True if the prompts of another target's items fit in (``put``)."""
+        return int(other.prompts.host_lengths.max()) <= self.prompts.all_tokens.shape[1]
+
+    def with_room(self, items: int, width: int) -> Self:
+        """Make a fresh target with room for other items: so many copies of this one's first.
+
+        Args:
+            items: number of items.
+            width: tokens that a prompt may have, at least those of the first.
+        """
+        fresh = self.of_items(np.zeros(items, dtype=np.int64))
+        model, prompt, space, sampling, uncond, length, uncond_length = fresh._init_args(
+            self.sampling
+        )
+        prompt = F.pad(prompt, (0, max(0, width - prompt.shape[1])))
+        roomy = type(self)(model, prompt, space, sampling, uncond, length, uncond_length)
+        roomy.name, roomy.learned = self.name, self.learned
+        roomy.limits = None if self.limits is None else np.repeat(self.limits[:1], items)
+        roomy.known = fresh.known
+        return roomy
+
+    def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
+        """Give items that have no row the prompts, limits and sampling parameters of others.
+
+        Args:
+            items: items of this target, int64 [n].
+            other: target with the same token space.
+            numbers: items of it, int64 [n].
+
+        Raises:
+            ValueError: a prompt is longer than this target has room for.
+        """
+        self.prompts.put(items, other.prompts, numbers)
+        if self.limits is not None and other.limits is not None:
+            self.limits[items] = other.limits[numbers]
+        if self.known is not None and other.known is not None:
+            self.known[torch.from_numpy(items).to(self.device)] = other.known[
+                torch.from_numpy(numbers).to(self.device)
+            ]
+        if self.item_sampling is not None:
+            for item in items.tolist():
+                self.item_sampling[item] = other.sampling
+
     def _reset_rows(self, rows: np.ndarray) -> None:
         """Forget what is held for these rows (bool [B]), which were other items."""
 
@@ -417,14 +503,17 @@ class Target:
             consume: the logits are not needed any more.
             past: adds to guided logits [B, L, V] what depends on the tokens before.
         """
-        params = sampling or self.sampling
+        groups = [] if sampling is not None else self._groups()
+        if len(groups) > 1:
+            return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
+        params = sampling or groups[0][0]
         if self.bias is not None or past is not None:
             return params(self._scores(logits, past), None, legal, consume=True)
         return params(*self._split(logits), legal, consume=consume)
 
     def _scores(self, logits: Tensor, past: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return guided logits [B, L, V] with all that is added to them; see ``_logprobs``."""
-        z = self.sampling.guide(*self._split(logits))
+        z = self._groups()[0][0].guide(*self._split(logits))
         if self.bias is not None:
             self.bias = self.bias.to(z)
             z = z + self.bias
@@ -440,9 +529,19 @@ class Target:
         return cond, uncond
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        return self._logprobs(
-            logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale)
-        )
+        groups = [
+            (SamplingParams(guidance_scale=params.guidance_scale), rows)
+            for params, rows in self._groups()
+        ]
+        if len(groups) > 1:
+            return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
+        return self._logprobs(logits, legal, groups[0][0])
+
+    def _groups(self) -> Groups:
+        """Group the rows by their sampling parameters."""
+        if self.item_sampling is None:
+            return [(self.sampling, [])]
+        return grouped([self.item_sampling[item] for item in self.prompts.row_items.tolist()])
 
     def _under(self, logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return ``StepOutput.under`` for logits [H n, T, V] of both branches."""
