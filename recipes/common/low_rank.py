@@ -1,6 +1,6 @@
 """Training of low-rank additions to a model's matrices, and of its norms.
 
-    W' = W + up down    up [out, r] begins at zero, down [r, in] at random
+W' = W + up down    up [out, r] begins at zero, down [r, in] at random
 """
 
 from __future__ import annotations

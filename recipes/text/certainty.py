@@ -4,13 +4,14 @@
     python -m gen.recipes.text.certainty all --work DIR --zoo DIR --quick    a smoke run, in seconds
 
 Stages: ``answers``, ``train``, ``answers-own``, ``train-own``, ``evaluate``; ``all`` runs them in
-this order. The model is ``text-masked`` in ``--zoo``; without such a folder there, the embedded one.
-Training resumes from its checkpoint in ``--work``. The result, ``text-masked-fast`` in ``--zoo``
-(default ``WORK/zoo``), is low-rank additions to that model (``gen.models.load.low_rank``).
+this order. The model is ``text-masked`` in ``--zoo``; without such a folder there, the one in the
+package. Training resumes from its checkpoint in ``--work``. The result, ``text-masked-fast`` in
+``--zoo`` (default ``WORK/zoo``), is low-rank additions to that model
+(``gen.models.load.low_rank``).
 
-    answers    training tasks, decoded by the model at temperature 0; those that the checker accepts.
-               ``answers-own`` are those of the model that ``train`` made: of the answers that are
-               right, it has learnt those that it decodes in few passes
+    answers    training tasks, decoded by the model at temperature 0; those that the checker
+               accepts. ``answers-own`` are those of the model that ``train`` made, which has
+               drifted to answers that it decodes in few passes
     train      an answer y twice, with complementary masks, and wrong tokens among the visible:
 
                    L = CE + CE' + beta (H + H') + edit (E + E')

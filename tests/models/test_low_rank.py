@@ -82,7 +82,10 @@ def test_what_was_trained_is_what_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({f"{MATRIX}.up": torch.zeros(96, 2)}, "q_proj.weight.up of shape .*; expected a parameter"),
+        (
+            {f"{MATRIX}.up": torch.zeros(96, 2)},
+            "q_proj.weight.up of shape .*; expected a parameter",
+        ),
         ({NORM: torch.zeros(3)}, r"model.norm.weight of shape \(3,\); expected \(96,\)"),
         ({"other": torch.zeros(3)}, "other of shape"),
     ],

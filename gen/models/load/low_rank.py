@@ -1,8 +1,8 @@
 """Models that are another model and low-rank additions to its matrices.
 
-A folder's config names the base; its ``model.safetensors`` holds, for a matrix W [out, in] of the
-base, ``NAME.up`` [out, r] and ``NAME.down`` [r, in], of which W + up down is used, and other tensors
-of the base under their own names, which replace them.
+A folder's config names the base. Its ``model.safetensors`` holds ``NAME.up`` [out, r] and
+``NAME.down`` [r, in] for a matrix W [out, in] of the base, which becomes W + up down; and other
+tensors of the base under their own names, which replace them.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
         config = config or cls.config_class.from_pretrained(folder)
         if config.base is None:
             return super().from_pretrained(folder, *args, config=config, **options)
-        loaded = super().from_pretrained(locate(config.base, "base"), *args, config=config, **options)
+        loaded = super().from_pretrained(
+            locate(config.base, "base"), *args, config=config, **options
+        )
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         add_low_rank(model, folder)
         model.config.base = None  # saved again, it is whole

@@ -11,16 +11,16 @@ so tokens give the target's own distribution, to the last bit. Masks ride in the
 the accepted drafts would, and is about the one after it.
 
 "FlexDraft: Flexible Speculative Decoding via Attention Tuning and Bonus-Guided Calibration" (arXiv
-2605.20022). There whole projections are trained, which is r = min(in, out); a small network corrects
-the drafts by the token that the pass adds, which their masks do not know; and at large batches
-passes that draft and passes that verify take turns. Those two are not here.
+2605.20022). There whole projections are trained, which is r = min(in, out); a small network
+corrects the drafts by the token that the pass adds, which their masks do not know; and at large
+batches passes that draft and passes that verify take turns. Those two are not here.
 
 Guarantee: that of the verifier, whatever the weights.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,8 @@ def with_masks(model: SharedModel, attention: MaskAttention) -> Any:
     table = next(name for name, part in parts.items() if part is model.input_embeddings)
     network = replaced(network, table, _Embedding(parts[table], attention.vector, masks))
     for name, addition in zip(attention.places, attention.additions, strict=True):
-        network = replaced(network, name, _Projection(parts[name], addition, masks))
+        projection = _Projection(cast(nn.Linear, parts[name]), cast(LowRank, addition), masks)
+        network = replaced(network, name, projection)
     return network
 
 

@@ -1,7 +1,7 @@
 """Drafts from mask tokens that ride in the pass that verifies the drafts before them.
 
-Of a row, n tokens are committed, k drafts d_1 ... d_k follow, and behind every prefix of them stands
-a group of mask tokens:
+Of a row, n tokens are committed, k drafts d_1 ... d_k follow, and behind every prefix of them
+stands a group of mask tokens:
 
     root  d_1  d_2 ... d_k         verified: the target's distributions p of positions n ... n + k
     root  m m m ...                group 0, behind no draft
@@ -29,7 +29,6 @@ depends on committed tokens alone.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
