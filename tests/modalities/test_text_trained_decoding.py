@@ -33,3 +33,19 @@ def test_the_distilled_model_needs_fewer_passes_for_the_same_answers(tasks):
 def test_the_distilled_model_suits_editing(tasks):
     assert figures("text-masked-fast", "llada2", tasks)[0] >= 0.93
     assert figures("text-masked", "llada2", tasks)[0] < 0.5, "the control, trained on masks alone"
+
+
+def test_the_tuned_attention_makes_two_tokens_a_pass(tasks):
+    spec = {"name": "speculative", "drafter": "flexdraft", "num_speculative_tokens": 7}
+    plain, passes = figures(None, "autoregressive", tasks)
+    right, fewer = figures(None, spec, tasks)
+    assert right >= plain - 0.03 and passes / fewer > 2
+
+
+def test_outputs_of_the_shipped_weights(tasks):
+    prompts = ["sort 3 1 2 =", "close ( [ ] { =", "3 + 8 + 5 ="]
+    wanted = ["1 2 3", "} )", "11 + 5 = 16"]
+    assert gen.load("text", "text-masked-fast")(prompts, "llada2", seed=0).media == wanted
+    exact = {"name": "speculative", "drafter": "flexdraft", "verifier": "follow"}
+    plain = gen.load("text")(prompts, "autoregressive", seed=0)
+    assert gen.load("text")(prompts, exact, seed=0).media == plain.media

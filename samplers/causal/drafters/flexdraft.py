@@ -71,12 +71,12 @@ class MaskAttention(nn.Module):
         parts = dict(model.model.named_modules())
         found = layers_of(model.model, model.num_layers)
         names = [f"{found}.{n}." for n in range(model.num_layers - layers, model.num_layers)]
-        self.places = [
+        self.targets = [
             name
             for name, part in parts.items()
             if name.endswith(PROJECTIONS) and name.startswith(tuple(names))
         ]
-        self.additions = nn.ModuleList(LowRank(parts[name], rank) for name in self.places)
+        self.additions = nn.ModuleList(LowRank(parts[name], rank) for name in self.targets)
 
 
 class _Masks:
@@ -125,7 +125,7 @@ def with_masks(model: SharedModel, attention: MaskAttention) -> Any:
     parts = dict(network.named_modules())
     table = next(name for name, part in parts.items() if part is model.input_embeddings)
     network = replaced(network, table, _Embedding(parts[table], attention.vector, masks))
-    for name, addition in zip(attention.places, attention.additions, strict=True):
+    for name, addition in zip(attention.targets, attention.additions, strict=True):
         projection = _Projection(cast(nn.Linear, parts[name]), cast(LowRank, addition), masks)
         network = replaced(network, name, projection)
     return network
