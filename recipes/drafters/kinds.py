@@ -6,6 +6,7 @@ from gen.recipes.drafters.base import Kind
 from gen.recipes.drafters.kind_ar import Autoregressive
 from gen.recipes.drafters.kind_eagle import EagleKind
 from gen.recipes.drafters.kind_exit import Exit
+from gen.recipes.drafters.kind_flexdraft import FlexKind
 from gen.recipes.drafters.kind_heads import Hydra, Medusa
 from gen.recipes.drafters.kind_hidden import HiddenTransfer
 from gen.recipes.drafters.kind_longspec import LongSpecKind
@@ -20,6 +21,7 @@ ALL = (
     Exit,
     Masked,
     Prompt,
+    FlexKind,
     LongSpecKind,
     HiddenTransfer,
     SkipRepair,

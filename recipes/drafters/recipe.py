@@ -105,7 +105,7 @@ class DrafterRecipe:
         self.kind.export(net, folder)
         figures = {
             "kind": self.kind.name,
-            "parameters": sum(p.numel() for p in net.parameters()),
+            "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),
             "minutes": round(minutes, 2),
             "alpha": round(self.measure(net), 4),
             "drafter": str(folder),
