@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from gen.core.errors import GenError, shown
+from gen.core.memory import is_out_of_memory
 from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
 
 LOG = logging.getLogger("gen.serve")
@@ -94,6 +95,8 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
         message = str(error)
         found = next((m.expand(to) for p, to in ABOUT if (m := re.search(p, message))), param)
         return ApiError(message.removeprefix("sampling."), found, "invalid_value")
+    if is_out_of_memory(error):
+        return ApiError("the server ran out of memory", None, "out_of_memory", 503, SERVER)
     LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
     return ApiError("the server failed", None, "internal_error", 500, SERVER)
 

@@ -1,4 +1,5 @@
-"""Samplers that a request may ask for: none that names files, models elsewhere, or code."""
+"""Samplers that a request may ask for: none that names files, models elsewhere, or code, and none
+that takes more memory or time than a server has."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from gen.serve.errors import ApiError
 
 # texts of parameters that are empty by default and name neither a model nor a file
 WORDS = {"draws"}
-DEEPEST = 8  # samplers in each other
+DEEPEST = 8  # objects in each other
+MOST = 1024  # of a number of drafts, positions, passes ...
+MOST_CANDIDATES = 64  # of a number of a search
+MOST_SEARCHES = 2  # in each other
 
 
 def require_served(spec: Any) -> None:
@@ -24,6 +28,7 @@ def require_served(spec: Any) -> None:
     A parameter that takes text and is empty by default stands for something to load: a draft
     model, a trained part, a table. It may name a model of the package or a registered part. No
     text may be an import path, and none may hold a slash unless a parameter has it by default.
+    Whole numbers are at most ``MOST``, those of a search at most ``MOST_CANDIDATES``.
 
     Args:
         spec: name of the sampler, or its name and parameters.
@@ -31,10 +36,10 @@ def require_served(spec: Any) -> None:
     Raises:
         ApiError: the sampler names something else.
     """
-    _require(spec, "sampler", 0)
+    _require(spec, "sampler", 0, MOST_SEARCHES)
 
 
-def _require(spec: Any, where: str, depth: int) -> None:
+def _require(spec: Any, where: str, depth: int, searches: int) -> None:
     if depth > DEEPEST:
         raise ApiError(f"{where} nests more than {DEEPEST} objects", "sampler", "invalid_value")
     if isinstance(spec, str):
@@ -42,15 +47,39 @@ def _require(spec: Any, where: str, depth: int) -> None:
     if not isinstance(spec, Mapping):
         return
     defaults, known = _defaults(spec)
+    most = MOST
+    if _is_search(spec):
+        most, searches = MOST_CANDIDATES, searches - 1
+        if searches < 0:
+            message = f"{where} is a search of searches of searches; expected at most two"
+            raise ApiError(message, where, "invalid_value")
     for key, value in spec.items():
         loads = key != "name" and (defaults.get(key) in (None, "") if known else True)
         for inner in value if isinstance(value, list) else [value]:
             if not isinstance(inner, str):
-                _require(inner, f"{where}.{key}", depth + 1)
+                _require_number(inner, f"{where}.{key}", most)
+                _require(inner, f"{where}.{key}", depth + 1, searches)
             elif loads and key not in WORDS and (not known or key in defaults):
                 _require_model(inner, f"{where}.{key}")
             else:
                 _require_word(inner, f"{where}.{key}", str(defaults.get(key)))
+
+
+def _is_search(spec: Mapping[str, Any]) -> bool:
+    """Return True for a sampler that runs another one."""
+    name = spec.get("name")
+    preset = registry.table("preset").get(name) if isinstance(name, str) else None
+    sampler = preset.sampler if preset else name
+    return isinstance(sampler, str) and (
+        (cls := registry.table("sampler").get(sampler)) is not None and cls.wraps
+    )
+
+
+def _require_number(value: Any, where: str, most: int) -> None:
+    """Refuse a whole number that is too large. Raises ``ApiError``."""
+    if isinstance(value, int) and abs(value) > most:
+        message = f"{where} is {shown(value)}; expected at most {most} in a request"
+        raise ApiError(message, where, "invalid_value")
 
 
 def _require_word(text: str, where: str, default: str) -> None:
