@@ -30,6 +30,7 @@ ABOUT = (
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
 )
+TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
@@ -107,16 +108,25 @@ def of_validation(errors: RequestValidationError) -> ApiError:
     inner = error.get("ctx", {}).get("error")
     if isinstance(inner, ApiError):
         return inner
-    names = [str(part) for part in error["loc"][1:] if not str(part).endswith("()")]
-    param = ".".join(names) or None
+    param = _param_of(error)
     if error["type"] == "json_invalid":
         return ApiError(f"the body is no JSON: {error['ctx']['error']}", None, "invalid_json")
     if error["type"] == "missing":
         return ApiError(f"{param or 'the body'} is missing", param, "missing_parameter")
-    expected = re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", error["msg"])
+    about = [e["msg"] for e in errors.errors() if _param_of(e) == param]  # one for each type
+    texts = [re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", text) for text in about]
+    expected = " or ".join(dict.fromkeys(texts))[:300]
     message = f"{param or 'the body'} is {shown(error.get('input'))}; expected {expected}"
     code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
     return ApiError(message, param, code)
+
+
+def _param_of(error: Mapping[str, Any]) -> str | None:
+    """Return the parameter that pydantic's error is about, without the types that it tried."""
+    named = (str(part) for part in error["loc"][1:])
+    return (
+        ".".join(part for part in named if re.fullmatch(r"\w+", part) and part not in TYPES) or None
+    )
 
 
 def of_http(error: HTTPException, path: str = "") -> ApiError:
