@@ -123,10 +123,8 @@ def of_validation(errors: RequestValidationError) -> ApiError:
 
 def _param_of(error: Mapping[str, Any]) -> str | None:
     """Return the parameter that pydantic's error is about, without the types that it tried."""
-    named = (str(part) for part in error["loc"][1:])
-    return (
-        ".".join(part for part in named if re.fullmatch(r"\w+", part) and part not in TYPES) or None
-    )
+    parts = [str(part) for part in error["loc"][1:] if part not in TYPES]
+    return ".".join(part for part in parts if re.fullmatch(r"\w+", part)) or None
 
 
 def of_http(error: HTTPException, path: str = "") -> ApiError:
