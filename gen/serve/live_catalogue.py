@@ -16,6 +16,7 @@ from gen.core.registry import registry
 from gen.core.sampler import PartSampler, Sampler, protocol_of, resolve_sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
+from gen.serve.samplers import require_served
 
 EXAMPLES = 3
 # the order of the page; modalities of plugins follow
@@ -142,6 +143,7 @@ def describe_parameters(engine: Engine, model: str, spec: Any) -> dict[str, Any]
     Raises:
         GenError: an unknown name, parameter or value.
     """
+    require_served(spec)
     complete = engine.models.pipeline(model).defaults.complete_sampler(spec)
     sampler, _ = resolve_sampler(complete)
     about = describe_sampler(complete["name"])

@@ -18,6 +18,7 @@ from gen.core.registry import SAMPLER_KINDS, registry
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
 from gen.serve.live_media import read_file
+from gen.serve.samplers import require_served
 
 MOST_SAMPLES = 8
 MOST_PREVIEWS = 64
@@ -72,6 +73,8 @@ class LiveRequest:
                 raise bad_value(name, value, f"an integer from {least} to {most}")
         if self.sampler is not None and not isinstance(self.sampler, Mapping):
             raise bad_value("sampler", self.sampler, "an object with a name and parameters")
+        if self.sampler is not None:
+            require_served(self.sampler)
         _require_words(self.sampler)
         if not isinstance(self.sampling, Mapping):
             raise bad_value("sampling", self.sampling, "an object of sampling parameters")

@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 import time
+from urllib.parse import quote
 
 import openai
 import pytest
@@ -316,6 +317,17 @@ def test_samplers_name_no_files_and_no_code(spec, tmp_path, monkeypatch):
     text = json.dumps(spec).replace("{file}", str(tmp_path / "reward.py"))
     with pytest.raises(GenError, match="expected a registered name or a model of the package"):
         require_served(json.loads(text.replace("{folder}", str(tmp_path / "of_mine"))))
+    assert not ran.exists()
+
+
+def test_the_page_runs_no_code_that_a_request_names(server, tmp_path):
+    ran = tmp_path / "ran"
+    (tmp_path / "reward.py").write_text(f"open({str(ran)!r}, 'w')\ndef reward(m, p): return 1.0\n")
+    spec = {"name": "best_of", "scorer": f"{tmp_path}/reward.py:reward"}
+    address = f"/live/sampler?model=image&spec={quote(json.dumps(spec))}"
+    assert server.ask(address)[0] == 400
+    body = {"model": "image", "prompt": "a red circle", "sampler": spec}
+    assert [server.ask(f"/live/{name}", body)[0] for name in ("generate", "copy")] == [400, 400]
     assert not ran.exists()
 
 
