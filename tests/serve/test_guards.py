@@ -150,6 +150,7 @@ def test_slow_clients_are_cut_off_and_others_are_served(server, monkeypatch):
         assert other.ask("/v1/completions", TASK)[0] == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_told_when_to_come_again():
     with serving(max_waiting=4, max_rows=1) as small:
         client = small.client(timeout=60)
