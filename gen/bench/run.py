@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.bench.baselines.base import peers_of
+from gen.bench.estimate.command import bench_estimate
 from gen.bench.inflated import inflated
 from gen.bench.jobs.cost import bench_jobs
 from gen.bench.measure import interleaved, prompts_of
@@ -63,10 +64,17 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
-    if args.inflate and (args.protocol != "usual" or args.oracle or args.modality == ALL):
+    if args.measured and not args.estimate:
+        raise GenError("--measured is given without --estimate; expected --estimate here")
+    if (args.inflate or args.estimate) and (
+        args.protocol != "usual" or args.oracle or args.modality == ALL
+    ):
         raise GenError(
-            "--inflate is given; expected one modality and no other --protocol and no --oracle"
+            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
+            " --oracle"
         )
+    if args.estimate:
+        return bench_estimate(args, load or pipeline.load)
     if args.protocol == "speed":
         return bench_speed(args, load or pipeline.load)
     if args.protocol == "search":

@@ -69,6 +69,19 @@ def _add_size_flags(parser: Parser) -> None:
             " parameters, such as 85M,300M,1B"
         ),
     )
+    parser.add_argument(
+        "--estimate",
+        metavar="DEVICE",
+        help=(
+            "estimate the time on a device from counted kernels instead of measuring it: a100,"
+            " h100, h200, l4, l40s, here, or a file of gen doctor --measure"
+        ),
+    )
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="with --estimate here: measure the rows too, and print the ratio",
+    )
 
 
 def _add_protocol_flag(parser: Parser) -> None:
