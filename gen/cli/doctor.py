@@ -12,6 +12,8 @@ import platform
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,11 +79,8 @@ def examine() -> dict[str, Any]:
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the machine, and write the rates where that is asked for."""
-    # heavy, and torch may be broken
-    from gen.bench.estimate.devices import write_device
-    from gen.bench.estimate.machine import measure_machine
-
-    measured = write_device(measure_machine(args.device or "cpu", args.dtype or "float32"))
+    machine = import_module("gen.bench.estimate.machine")  # imports torch, which may be broken
+    measured = asdict(machine.measure_machine(args.device or "cpu", args.dtype or "float32"))
     if args.out:
         put_text(Path(args.out), json.dumps(measured, indent=1) + "\n")
     return measured

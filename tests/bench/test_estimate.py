@@ -150,9 +150,15 @@ def test_bad_input_is_one_clear_error(capsys, args, said):
     assert len(text) == 1 and said in text[0]
 
 
-def test_a_measured_machine_is_written_and_read(tmp_path, monkeypatch):
+def test_a_measured_machine_is_written_and_read(tmp_path, monkeypatch, capsys):
     for name, value in (("POOL", 2**24), ("REPEATS", 1), ("ROWS", (1, 8))):
         monkeypatch.setattr(f"gen.bench.estimate.machine.{name}", value)
+    monkeypatch.setattr("gen.cli.doctor.try_import", lambda name: "works")
+    assert main(["doctor", "--measure", "--json", "--out", str(tmp_path / "told.json")]) == 0
+    told = json.loads(capsys.readouterr().out)["measured"]
+    assert find_device(str(tmp_path / "told.json")).bandwidth == told["bandwidth"] > 1e8
+    assert main(["doctor", "--out", "x.json"]) != 0
+    assert "--measure" in capsys.readouterr().err
     made = measure_machine()
     assert set(made.matmul) == {1, 8} and len(ROWS) > 2 and made.threads == 1
     (tmp_path / "here.json").write_text(json.dumps(write_device(made)))

@@ -47,17 +47,18 @@ class Device:
     def parts(self, kernel: Kernel, dtype: str) -> tuple[float, float, float]:
         """Return the seconds of memory, arithmetic and launch of a kernel.
 
-        The first or the second is 0: the larger one hides the other.
+        The first or the second is 0: what takes longer at the peak rates hides the other.
         """
         rates = {"matmul": self.matmul, "attention": self.attention}.get(kernel.kind)
         in_cache = self.cache_bytes and kernel.bytes <= self.cache_bytes
         memory = kernel.bytes / (self.cache_bandwidth if in_cache else self.bandwidth)
         if not kernel.flops:
             return memory, 0.0, self.launch
-        compute = kernel.flops / (interpolated(rates, kernel.rows) if rates else self.flops[dtype])
-        if rates and kernel.kind == "matmul":
-            memory = 0.0  # is part of the measured rate
-        return (memory, 0.0, self.launch) if memory > compute else (0.0, compute, self.launch)
+        compute = kernel.flops / (max(rates.values()) if rates else self.flops[dtype])
+        longer = max(memory, compute)
+        if rates:  # a measured rate holds the time of both
+            longer = kernel.flops / interpolated(rates, kernel.rows)
+        return (longer, 0.0, self.launch) if memory > compute else (0.0, longer, self.launch)
 
     def require(self, dtype: str) -> None:
         """Raise ``GenError`` for a dtype without figures."""

@@ -229,7 +229,6 @@ def enlarged_weights(
             new[:height, :breadth] = old
         return name, new
 
-    width, queries, keys = shape.width, shape.heads * shape.dim, shape.groups * shape.dim
     for name in weights:
         if ".layers." in name:
             continue
@@ -238,30 +237,30 @@ def enlarged_weights(
             yield norm(name, old)
         else:
             is_head = name == "lm_head.weight"  # it alone reads the stream
-            yield matrix(name, old, (len(old), width), True, is_head)
+            yield matrix(name, old, (len(old), shape.width), True, is_head)
     for n in range(shape.layers):
         prefix = f"model.layers.{n}."
-        known = {k: weights[prefix + k] for k in _names() if prefix + k in weights}
         for part in NORMS:
-            yield norm(f"{prefix}{part}.weight", known.get(f"{part}.weight"))
-        for part, size, writes in (
-            ("self_attn.q_proj", (queries, width), False),
-            ("self_attn.k_proj", (keys, width), False),
-            ("self_attn.v_proj", (keys, width), False),
-            ("self_attn.o_proj", (width, queries), True),
-            ("mlp.gate_proj", (shape.inner, width), False),
-            ("mlp.up_proj", (shape.inner, width), False),
-            ("mlp.down_proj", (width, shape.inner), True),
-        ):
-            old = known.get(f"{part}.weight")
-            yield matrix(f"{prefix}{part}.weight", old, size, not writes, not writes)
+            name = f"{prefix}{part}.weight"
+            yield norm(name, weights.get(name))
+        for part, (size, writes) in _projections(shape).items():
+            name = f"{prefix}{part}.weight"
+            old = weights.get(name)
+            yield matrix(name, old, size, not writes, not writes)
 
 
-def _names() -> Iterator[str]:
-    """Yield the names of a layer's tensors."""
-    yield from (f"{part}.weight" for part in NORMS)
-    yield from (f"self_attn.{x}_proj.weight" for x in "qkvo")
-    yield from (f"mlp.{x}_proj.weight" for x in ("gate", "up", "down"))
+def _projections(shape: Shape) -> dict[str, tuple[tuple[int, int], bool]]:
+    """Return the sizes of a layer's matrices, and which of them write to the residual stream."""
+    width, queries, keys = shape.width, shape.heads * shape.dim, shape.groups * shape.dim
+    return {
+        "self_attn.q_proj": ((queries, width), False),
+        "self_attn.k_proj": ((keys, width), False),
+        "self_attn.v_proj": ((keys, width), False),
+        "self_attn.o_proj": ((width, queries), True),
+        "mlp.gate_proj": ((shape.inner, width), False),
+        "mlp.up_proj": ((shape.inner, width), False),
+        "mlp.down_proj": ((width, shape.inner), True),
+    }
 
 
 def inflate(name: str | Path, parameters: int, out: str | Path, seed: int = 0) -> dict[str, Any]:
