@@ -105,13 +105,16 @@ def measure(
             batch, variant.spec, variant.sampling, trace=False, callback=callback
         )
     )
-    seconds, stats, pairs = 0.0, [], []
+    seconds, busy, stats, pairs = 0.0, 0.0, [], []
     memory = _memory(pipe.device)
     for first in range(0, len(items), size):
         batch = items[first : first + size]
-        began = time.perf_counter()
+        began, ran = time.perf_counter(), time.process_time()
         out = make(batch)
-        seconds += time.perf_counter() - began
+        seconds, busy = (
+            seconds + time.perf_counter() - began,
+            busy + time.process_time() - ran,
+        )
         stats += out.stats
         pairs += zip(out.media, batch, strict=True)
     peak = memory()  # before checkers take their own
@@ -120,6 +123,7 @@ def measure(
     return {
         "items": len(items),
         "seconds": seconds / len(items),
+        "cpu_seconds": busy / len(items),
         "nfe": mean(s.nfe for s in stats),
         "draft_nfe": mean(drafted) if drafted else None,
         "tokens": sum(s.tokens for s in stats),

@@ -21,11 +21,12 @@ ALL = "all"  # in place of a modality: each in turn
 
 def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
     """Write the requested reports: tables, JSON as a file or a line, and the page."""
-    report = {"modalities": dict(found)} if args.modality == ALL else found[args.modality]
+    several = args.modality == ALL or len(found) > 1
+    report = {"modalities": dict(found)} if several else next(iter(found.values()))
     texts = {name: render(one["table"], args.markdown) for name, one in found.items()}
     heads = (
         (lambda name: f"## {name}\n\n" if args.markdown else f"{name}\n")
-        if args.modality == ALL
+        if several
         else lambda name: ""
     )
     lines = ["\n\n".join(f"{heads(name)}{text}" for name, text in texts.items())]

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gen.bench.baselines.base import peers_of
+from gen.bench.estimate.command import bench_estimate
+from gen.bench.inflated import inflated
 from gen.bench.jobs.cost import bench_jobs
 from gen.bench.measure import interleaved, prompts_of
 from gen.bench.oracle import bench_oracle
@@ -29,6 +31,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.jobs.defaults import requested_sampling
 from gen.jobs.progress.terminal import for_terminal
+from gen.models.load.inflate import parse_sizes
 from gen.pipeline import pipeline
 
 USUAL = {"prompts": 8, "repeats": 3}
@@ -61,6 +64,17 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
+    if args.measured and not args.estimate:
+        raise GenError("--measured is given without --estimate; expected --estimate here")
+    if (args.inflate or args.estimate) and (
+        args.protocol != "usual" or args.oracle or args.modality == ALL
+    ):
+        raise GenError(
+            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
+            " --oracle"
+        )
+    if args.estimate:
+        return bench_estimate(args, load or pipeline.load)
     if args.protocol == "speed":
         return bench_speed(args, load or pipeline.load)
     if args.protocol == "search":
@@ -68,7 +82,10 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     if args.oracle:
         return bench_oracle(args)
     load = load or pipeline.load
-    if args.modality != ALL:
+    if args.inflate:
+        sizes = parse_sizes(args.inflate, "--inflate")
+        found = {f"{args.modality} {size}": enlarged(args, load, n) for size, n in sizes.items()}
+    elif args.modality != ALL:
         found = {args.modality: measured(args, load)}
     else:
         if args.model:
@@ -84,6 +101,16 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         }
     tell(args, found)
     return 0
+
+
+def enlarged(args: argparse.Namespace, load: Callable[..., Any], size: int) -> dict[str, Any]:
+    """Measure inflated models of one modality and return the report."""
+    pipe = load(args.modality, **model_options(args))
+    variants = [v for v in choose(args) if args.samplers or serves(pipe, v.spec, v.sampling)]
+    if not args.samplers:
+        variants = [replace(v, asked=False) for v in variants]
+    with inflated(load, pipe, variants, size) as (load_larger, parameters):
+        return {**measured(args, load_larger), "inflated": parameters}
 
 
 def measured(

@@ -85,6 +85,8 @@ def tabulate(
                 base["seconds"] / row["seconds"],
             )
             row["overhead"] = row["speed_up"] / row["fewer_passes"]
+            if row.get("cpu_seconds") and base.get("cpu_seconds"):
+                row["cpu_speed_up"] = base["cpu_seconds"] / row["cpu_seconds"]
     return table
 
 
@@ -93,7 +95,8 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     seconds, media = [r["seconds"] for r in group], sum(r["items"] for r in group)
     row: dict[str, Any] = {
         key: median(r[key] for r in group)
-        for key in ("nfe", "tokens_computed", "positions_computed", "seconds")
+        for key in ("nfe", "tokens_computed", "positions_computed", "seconds", "cpu_seconds")
+        if key in group[0]
     }
     row.update(
         seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media

@@ -12,6 +12,8 @@ import platform
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from gen.cli.listings.files import zoo
-from gen.core.files import sha256
+from gen.core.errors import GenError
+from gen.core.files import put_text, sha256
 from gen.core.processes import usable_cores
 from gen.core.registry import registry
 from gen.core.tables import columns
@@ -29,7 +32,12 @@ from gen.core.versions import gen_version, installed
 
 def doctor(args: argparse.Namespace) -> int:
     """Carry out ``gen doctor``; return the exit code."""
+    for flag in ("out", "device", "dtype"):
+        if vars(args)[flag] is not None and not args.measure:
+            raise GenError(f"--{flag} is given to gen doctor; expected it with --measure")
     report = examine()
+    if args.measure:
+        report["measured"] = _measured(args)
     if args.json:
         print(json.dumps(report, ensure_ascii=False, indent=2))
     else:
@@ -67,6 +75,15 @@ def examine() -> dict[str, Any]:
     if not report["writable"]:
         notes.append(f"{Path().absolute()} is not writable; pass --out with a writable folder")
     return {**report, "problems": problems, "notes": notes, "usable": not problems}
+
+
+def _measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the machine, and write the rates where that is asked for."""
+    machine = import_module("gen.bench.estimate.machine")  # imports torch, which may be broken
+    measured = asdict(machine.measure_machine(args.device or "cpu", args.dtype or "float32"))
+    if args.out:
+        put_text(Path(args.out), json.dumps(measured, indent=1) + "\n")
+    return measured
 
 
 def requirements() -> list[Requirement]:
@@ -202,6 +219,14 @@ def _text(report: dict[str, Any]) -> str:
         (f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...")
         for m in report["zoo"]
     ]
+    if "measured" in report:
+        found = report["measured"]
+        rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in found["matmul"].items())
+        rows += [
+            ("measured bandwidth", f"{found['bandwidth'] / 1e9:.1f} GB/s"),
+            ("measured GFLOP/s by rows", f"{rates} ({found['dtype']})"),
+            ("measured time per kernel", f"{found['launch'] * 1e6:.2f} us"),
+        ]
     rows.append(("working directory writable", "yes" if report["writable"] else "no"))
     lines = [
         columns(rows),

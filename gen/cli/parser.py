@@ -19,6 +19,7 @@ from gen.cli.commands.encode import add_encode
 from gen.cli.commands.eval import add_eval
 from gen.cli.commands.export import add_export
 from gen.cli.commands.gallery import add_gallery
+from gen.cli.commands.inflate import add_inflate
 from gen.cli.commands.ls import add_ls
 from gen.cli.commands.run import add_run
 from gen.cli.commands.sample import add_sample
@@ -48,6 +49,7 @@ COMMANDS = (
     add_export,
     add_encode,
     add_train,
+    add_inflate,
     add_doctor,
     add_bench,
     add_serve,

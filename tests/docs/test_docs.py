@@ -151,7 +151,10 @@ def shortened(command: str, quick: bool = True) -> str:
             if quick
             else command
         )
+        command = re.sub(r"--inflate \S+", "--inflate 3M", command)
         command += " --prompts 1 --batch-sizes 1 --repeats 1"
+    elif command.startswith("gen inflate"):
+        command = re.sub(r"--params \S+", "--params 3M", command)
     elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
         command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
         command = re.sub(r" workers=\d+", "", command) if quick else command

@@ -52,11 +52,36 @@ def add_bench(commands: Commands) -> None:
             " instead of a network"
         ),
     )
+    _add_size_flags(parser)
     _add_protocol_flag(parser)
     _add_amount_flags(parser)
     _add_report_flags(parser)
     add_model_flags(parser)
     add_sampling_flags(parser)
+
+
+def _add_size_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--inflate",
+        metavar="N,N",
+        help=(
+            "measure function-preserving enlargements of the models (see gen inflate) of so many"
+            " parameters, such as 85M,300M,1B"
+        ),
+    )
+    parser.add_argument(
+        "--estimate",
+        metavar="DEVICE",
+        help=(
+            "estimate the time on a device from counted kernels instead of measuring it: a100,"
+            " h100, h200, l4, l40s, here, or a file of gen doctor --measure"
+        ),
+    )
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="with --estimate here: measure the rows too, and print the ratio",
+    )
 
 
 def _add_protocol_flag(parser: Parser) -> None:

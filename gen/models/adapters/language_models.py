@@ -37,6 +37,15 @@ class LanguageModel(ModelAdapter):
         self._lean = LeanLlama.of(model)
         self._compiled: Callable[..., Tensor] | None = None
 
+    @property
+    def has_fast_forward(self) -> bool:
+        """True where forward passes go through ``gen.models.adapters.fast_llama``."""
+        return self._lean is not None
+
+    def use_forward(self, lean: LeanLlama) -> None:
+        """Replace the fast forward, such as by one that counts its calls."""
+        self._lean = lean
+
     def new_cache(self, slots: int) -> SlotCache:
         cache = SlotCache(self.config.num_hidden_layers, slots)
         cache.whole = self._compiled is not None
