@@ -151,13 +151,13 @@ def piece(leads: np.ndarray, moves: int, start: int, rng: np.random.Generator) -
 
 
 def loss(net: Any, batch: Piece) -> tuple[Tensor, dict[str, float]]:
-    """Return the cross-entropy of the next word, and that of the places that moves lead to."""
+    """Return the cross-entropy of the next word, and that of the towns that moves lead to."""
     ids, at = batch.ids[:, :-1], batch.positions[:, :-1]
     logits = net(input_ids=ids, position_ids=at, use_cache=False).logits[:, batch.first :].float()
     labels = batch.ids[:, batch.first + 1 :]
     each = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     leads = (batch.positions[:, batch.first + 1 :] - SLOTS) % PER_MOVE == 2
-    return each.mean(), {"of places": each.detach()[leads].mean().item()}
+    return each.mean(), {"of towns": each.detach()[leads].mean().item()}
 
 
 def train_model(work: Path, plan: Plan, log: Any = print) -> None:

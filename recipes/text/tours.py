@@ -1,12 +1,12 @@
 """Synthetic texts of 2,048 words: tours through a map, which the prompt gives and a program checks.
 
-A map has 8 places, ``a`` to ``h``, and each of them three ways, ``left``, ``ahead`` and ``right``.
-A prompt names where they lead, place by place, and the answer makes 512 moves, each from where the
+A map has 8 towns, ``a`` to ``h``, and each of them three ways, ``left``, ``ahead`` and ``right``.
+A prompt names where they lead, town by town, and the answer makes 512 moves, each from where the
 one before it ended. Which way is taken is free:
 
     tour bcd aef ... : a left b . b right f . f ahead ...
 
-Every fourth word is a matter of chance, and every place that a move leads to stands in the
+Every fourth word is a matter of chance, and every town that a move leads to stands in the
 prompt, up to 2,000 words back.
 """
 
@@ -27,14 +27,14 @@ from gen.modalities.grid_base import GridModality
 from gen.modalities.text.modality import NOTHING, TextModality
 from gen.tokenizers.text.words import TextWords
 
-PLACES = tuple("abcdefgh")
+TOWNS = tuple("abcdefgh")
 WAYS = ("left", "ahead", "right")
 STOP = "."
-WORDS = (*PLACES, *WAYS, STOP)
-MOVES, PER_MOVE = 512, 4  # a move is a place, a way, a place and a stop
+WORDS = (*TOWNS, *WAYS, STOP)
+MOVES, PER_MOVE = 512, 4  # a move is a town, a way, a town and a stop
 POSITIONS = MOVES * PER_MOVE
-SLOTS = len(PLACES) * len(WAYS)
-EXAMPLE = f"{' '.join(['bcd'] * 2)} ..., {len(PLACES)} groups of {len(WAYS)} places"
+SLOTS = len(TOWNS) * len(WAYS)
+EXAMPLE = f"{' '.join(['bcd'] * 2)} ..., {len(TOWNS)} groups of {len(WAYS)} towns"
 
 
 @dataclass(frozen=True)
@@ -42,50 +42,50 @@ class Tour:
     """Condition of a tour.
 
     Attributes:
-        leads: place that each way of each place leads to, by number, [8][3].
+        leads: town that each way of each town leads to, by number, [8][3].
     """
 
     leads: tuple[tuple[int, ...], ...]
 
     def __str__(self) -> str:
-        return " ".join(["tour", *("".join(PLACES[n] for n in row) for row in self.leads)])
+        return " ".join(["tour", *("".join(TOWNS[n] for n in row) for row in self.leads)])
 
     @classmethod
     def parse(cls, prompt: str) -> Tour:
         """Read a prompt. Raises ``GenError`` for another text than a map."""
         first, *rows = prompt.lower().split() or [""]
-        named = all(len(row) == len(WAYS) and set(row) <= set(PLACES) for row in rows)
-        if first != "tour" or len(rows) != len(PLACES) or not named:
+        named = all(len(row) == len(WAYS) and set(row) <= set(TOWNS) for row in rows)
+        if first != "tour" or len(rows) != len(TOWNS) or not named:
             raise GenError(f"the prompt is {prompt[:80]!r}; expected 'tour {EXAMPLE}'")
-        return cls(tuple(tuple(PLACES.index(n) for n in row) for row in rows))
+        return cls(tuple(tuple(TOWNS.index(n) for n in row) for row in rows))
 
 
 def maps(count: int, seed: int) -> np.ndarray:
-    """Draw maps, int64 [count, 8, 3]; no way leads back to its own place."""
+    """Draw maps, int64 [count, 8, 3]; no way leads back to its own town."""
     rng = np.random.default_rng(seed)
-    leads = rng.integers(0, len(PLACES) - 1, (count, len(PLACES), len(WAYS)))
-    return leads + (leads >= np.arange(len(PLACES))[:, None])
+    leads = rng.integers(0, len(TOWNS) - 1, (count, len(TOWNS), len(WAYS)))
+    return leads + (leads >= np.arange(len(TOWNS))[:, None])
 
 
 def tours(leads: np.ndarray, moves: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a tour through each map, from any place.
+    """Draw a tour through each map, from any town.
 
     Args:
         leads: maps, int64 [N, 8, 3].
         moves: number of moves.
-        rng: draws the first place and the ways.
+        rng: draws the first town and the ways.
 
     Returns:
         Word ids, int64 [N, 4 moves].
     """
-    row, place = np.arange(len(leads)), rng.integers(0, len(PLACES), len(leads))
+    row, town = np.arange(len(leads)), rng.integers(0, len(TOWNS), len(leads))
     out = np.empty((len(leads), moves, PER_MOVE), dtype=np.int64)
     out[..., 3] = WORDS.index(STOP)
     for move in range(moves):
         way = rng.integers(0, len(WAYS), len(leads))
-        out[:, move, 0], out[:, move, 1] = place, len(PLACES) + way
-        place = leads[row, place, way]
-        out[:, move, 2] = place
+        out[:, move, 0], out[:, move, 1] = town, len(TOWNS) + way
+        town = leads[row, town, way]
+        out[:, move, 2] = town
     return out.reshape(len(leads), -1)
 
 
@@ -101,7 +101,7 @@ class TourModality(TextModality):
     name = "text"
     models = {}
     slots = SLOTS
-    words = 1 + len(PLACES)
+    words = 1 + len(TOWNS)
     unconditional = [NOTHING] * SLOTS
 
     def condition(self, prompt: str) -> Any:
@@ -121,8 +121,8 @@ class TourModality(TextModality):
         binding = GridModality.bind(self, config, frontend, model_name)
         legal, end = binding.space.legal.clone(), frontend.eos_token_id
         legal[0, end] = False
-        places = torch.arange(len(PLACES))
-        said = torch.cat([torch.arange(end + 1), torch.tensor([-1]), places])
+        towns = torch.arange(len(TOWNS))
+        said = torch.cat([torch.arange(end + 1), torch.tensor([-1]), towns])
         space = replace(binding.space, legal=legal, eos_token_id=end, prompt_tokens=said)
         return replace(binding, space=space)
 
@@ -151,9 +151,9 @@ def right_moves(text: str, tour: Tour) -> tuple[int, list[list[str]]]:
     right, last = 0, None
     for move in moves:
         match move:
-            case [start, way, end, "."] if start in PLACES and way in WAYS and end in PLACES:
-                leads = tour.leads[PLACES.index(start)][WAYS.index(way)]
-                right += PLACES[leads] == end and last in (None, start)
+            case [start, way, end, "."] if start in TOWNS and way in WAYS and end in TOWNS:
+                leads = tour.leads[TOWNS.index(start)][WAYS.index(way)]
+                right += TOWNS[leads] == end and last in (None, start)
                 last = end
             case _:
                 last = None
