@@ -10,9 +10,9 @@ Rows of the condition and of the sound have their own norms and MLPs in the enco
 each other with ALiBi. The unconditional condition is W h = 0.
 
 Released training read the K heads' logits in the order (k, t) and the targets in the order (t, k).
-Logit n = k T + t of the heads is therefore about frame n // K and codebook n % K, and only with
-that map do released weights decode what they learned. ``permuted=False`` is for weights whose head k is
-about codebook k.
+Logit n = k T + t of the heads is therefore about frame n // K and codebook n % K, and released
+weights decode what they learned only with that map. ``permuted=False`` is for weights whose head k
+is about codebook k.
 
 The tables are EnCodec's codebooks, which the checkpoint does not hold.
 """
