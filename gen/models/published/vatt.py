@@ -238,7 +238,7 @@ class VattLM(ModelAdapter):
     """Masked model of VATT: a canvas of frames of K codes each, frame after frame.
 
     A prompt is one token: ``condition_token(n)`` stands for condition n, whose features are
-    ``states`` [C, S], and ``null_token(n)`` for none in its place. Positions depend on C, so rows
+    ``states`` [C, S], and ``null_token(n)`` for its absence. Positions depend on C, so rows
     whose conditions differ in length run one after the other.
     """
 
@@ -258,7 +258,7 @@ class VattLM(ModelAdapter):
         return self.vocab_size + 2 * number
 
     def null_token(self, number: int) -> int:
-        """Return the token of no condition in the place of condition ``number``."""
+        """Return the token that stands for the absence of condition ``number``."""
         return self.condition_token(number) + 1
 
     @torch.no_grad()
