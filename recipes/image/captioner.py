@@ -5,9 +5,9 @@ edits by instruction, which begin with a description.
     python -m gen.recipes.image.captioner all --work DIR --quick   a smoke run of the same path
 
 Stages: ``train``, ``export``, ``evaluate``. The prompt of the captioner is the codes of an image by
-``image-vq``; it writes a caption with the shapes in reading order. No image is seen twice: the codes
-of a shape change with every pixel that it moves, and a model that sees the same images again learns
-those images. On 2 cores the training takes 30 minutes.
+``image-vq``; it writes a caption with the shapes in reading order. No image is seen twice: the
+codes of a shape change with every pixel that it moves, and a model that sees the same images again
+learns those images. On 2 cores the training takes 30 minutes.
 """
 
 from __future__ import annotations
