@@ -241,9 +241,9 @@ ABOUT = {
         "tiles, or a sound as codes, then the words of its caption."
     ),
     "audio-masked": (
-        "A small Llama with frame and band embeddings (`gen/models/nets/grid_states.py`): the last\n"
-        "hidden states of `audio-captions` for the tiles of a clip and the words of a caption, then\n"
-        "96 codes of `audio-bands`, any of them masked."
+        "A small Llama with frame and band embeddings (`gen/models/nets/grid_states.py`): the\n"
+        "last hidden states of `audio-captions` for the tiles of a clip and the words of a\n"
+        "caption, then 96 codes of `audio-bands`, any of them masked."
     ),
 }
 
