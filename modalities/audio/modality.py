@@ -92,14 +92,11 @@ class AudioModality(GridModality):
         source = config_field(config, "states_of")
         if source is None:
             return binding
-        beside = (
-            Path(locate(model_name)).parent / source
-        )  # a model trained elsewhere brings it along
+        # a model trained elsewhere brings the other one along
+        beside = Path(locate(model_name)).parent / source
         source = str(beside) if beside.is_dir() else source
-        states, size = (
-            sound_states(source, config.states_digest),
-            read_config(source)["hidden_size"],
-        )
+        states = sound_states(source, config.states_digest)
+        size = read_config(source)["hidden_size"]
         if size != config.state_size:
             raise GenError(
                 f"model {model_name} takes states of {config.state_size} entries, and those of"

@@ -108,23 +108,13 @@ class SoundStates(ConditionEncoder):
         return model
 
     def encode(self, condition: SoundCondition) -> dict[str, Tensor]:
-        """Return the ``vectors`` [ROWS, S] of a condition, and their ``positions``.
-
-        Raises:
-            GenError: the caption has more words than a prompt.
-        """
-        said = self.word_ids(condition.caption)
-        states = caption_states(self.model, [condition.tiles], [said])[0]
-        return {VECTORS: states, POSITIONS: torch.arange(ROWS)}
+        """Return the ``vectors`` [ROWS, S] of a condition, and their ``positions``."""
+        states = caption_states(self.model, [condition.tiles], [self.word_ids(condition.caption)])
+        return {VECTORS: states[0], POSITIONS: torch.arange(ROWS)}
 
     def word_ids(self, caption: captions.Caption) -> list[int]:
         """Return the word ids of a caption."""
-        ids = self.words.ids(str(caption))
-        if len(ids) > prompts.CAPTION_POSITIONS:
-            raise GenError(
-                f"the caption has {len(ids)} words; expected at most {prompts.CAPTION_POSITIONS}"
-            )
-        return ids
+        return self.words.ids(str(caption))
 
 
 @cache
