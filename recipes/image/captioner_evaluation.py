@@ -102,7 +102,6 @@ def evaluate(zoo: Path, held_out: int, log: Callable[[str], Any] = print) -> dic
         images = [np.asarray(next(made)) if ok else s for s, ok in zip(sources, read, strict=True)]
         row = figures(drawn, images)
         row["nfe"] = statistics.mean(s.nfe for s in out.stats)
-        row["ms"] = 1000 * statistics.mean(s.seconds or 0 for s in out.stats)
         found["edits"][f"{out.model}, {sampler}"] = row
         log(f"{out.model}, {sampler}: {row}")
     (zoo / FIGURES).write_text(json.dumps(found, indent=1) + "\n")
