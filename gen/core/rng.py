@@ -97,6 +97,17 @@ class CounterRNG:
         # (purpose, V) -> first position, and float64 [rows of the batch, positions, V]
         self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
+    def put(self, items: Sequence[int], keys: Sequence[int]) -> None:
+        """Give items that nothing was drawn for other keys.
+
+        Args:
+            items: indices of this object's keys.
+            keys: their new keys.
+        """
+        fresh = CounterRNG(keys, self.keys.device).keys
+        self.keys[torch.tensor(items, dtype=torch.long, device=self.keys.device)] = fresh
+        self._kept.clear()
+
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
         h = _mix(_plain(self.keys)[_plain(rows)] ^ _constant(purpose))
         if round is not None:

@@ -102,6 +102,20 @@ class Sampler(ABC):
         return not self.timed or self.guarantee == "same_tokens"
 
     @property
+    def opens(self) -> bool:
+        """True where items may join a run (``begin``) between two forward passes.
+
+        No item may learn from another one then: whoever joins changes nobody's tokens.
+        """
+        return False
+
+    @property
+    def mixes_sampling(self) -> bool:
+        """True where the items of an open run may differ in temperature, top-k, top-p, min-p and
+        guidance scale: the sampler reads the target's log-probabilities alone."""
+        return False
+
+    @property
     def constraint_refusal(self) -> str:
         """Reason for which the sampler refuses a token space with a constraint; empty where every
         token that it commits is allowed by it.

@@ -190,7 +190,7 @@ class SamplingParams:
             Log-probabilities [..., V], -inf where there is no mass, all of them NaN where the
             logits make no distribution; float64 for float64 logits, else float32.
         """
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        wide = wide_dtype(logits.dtype)
         rows = max(1, LOGITS_CHUNK[logits.is_cpu] // logits.shape[-1])
         if logits.numel() <= rows * logits.shape[-1]:
             return self._logprobs(logits, uncond, legal)
@@ -258,6 +258,11 @@ class SamplingParams:
             floor = logp.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=z.dtype).log()
             z = z.masked_fill(logp < floor, float("-inf"))
         return z.log_softmax(-1)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of log-probabilities: float64 for float64 logits, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def has_no_distribution(logprobs: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class Pipeline(PromptedModels):
         frames = None if frames is None else read_integer("frames", frames, 1)
         size = BATCH_SIZE if batch_size is None else read_integer("batch_size", batch_size, 1)
         request = replace(
-            self._request(prompts, sampler, num_samples, seed, dict(options)),
+            self.request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(source, mask, span, prefix, frames),
             trace=trace,
             callback=callback,
@@ -151,7 +151,7 @@ class Pipeline(PromptedModels):
         with ProgressBar(progress, len(request.items)) as bar:
             return self._make_all(request, bar)
 
-    def _request(
+    def request(
         self,
         prompts: Prompts | None,
         sampler: SamplerSpec | None,
@@ -159,7 +159,19 @@ class Pipeline(PromptedModels):
         seed: int | None,
         options: dict[str, Any],
     ) -> GenerationRequest:
-        """Read the arguments that ``__call__`` and ``stream`` share."""
+        """Read the arguments of a call; see ``__call__``. No model is loaded.
+
+        Args:
+            prompts: one prompt or several.
+            sampler: the sampler.
+            num_samples: outputs per prompt.
+            seed: seed of the first output of every prompt.
+            options: sampling parameters and other names of arguments; keys that are read are
+                removed.
+
+        Raises:
+            GenError: anything that cannot be done.
+        """
         conditions = read_prompts(prompts, options.pop("prompt", None))
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
@@ -194,7 +206,7 @@ class Pipeline(PromptedModels):
             )
             made: Attempt[PipelineOutput] = Attempt()
             with made:
-                made.result = self._make(part)
+                made.result = self.make(part)
             if made.out_of_memory:
                 free_memory()
             if made.result is None:
@@ -251,13 +263,13 @@ class Pipeline(PromptedModels):
                 " call of the pipeline"
             )
         request = replace(
-            self._request(prompts, sampler, num_samples, seed, dict(options)),
+            self.request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(prefix=prefix),
             previews=read_integer("partial_images", partial_images, 0),
         )
 
         def work(on_chunk: OnChunk) -> None:
-            self._make(replace(request, on_chunk=on_chunk))
+            self.make(replace(request, on_chunk=on_chunk))
 
         return stream_chunks(work, request.items)
 
@@ -356,9 +368,9 @@ class Pipeline(PromptedModels):
             on_chunk=on_chunk,
             max_batch=max_batch,
         )
-        return self._make(request)
+        return self.make(request)
 
-    def _make(self, request: GenerationRequest) -> PipelineOutput:
+    def make(self, request: GenerationRequest) -> PipelineOutput:
         """Prepare and run a request, batch by batch where rows cannot be replaced."""
         prepared = self.prepare(request)
         if not request.split or prepared.replaces_rows:
@@ -422,46 +434,24 @@ class Pipeline(PromptedModels):
 
     def run(self, prepared: PreparedRun) -> PipelineOutput:
         """Decode the tokens of a prepared run, and its media."""
-        request, space, target = prepared.request, prepared.space, prepared.target
+        request = prepared.request
         if request.split:
             prepared.limit_batch(request.max_batch)
         rng = CounterRNG([self.draw_key(i) for i in request.items], self.device)
-        canvas, length_pass = prepared.start.canvas, []
-        if prepared.length_space is not None:
-            lengths = self.target(
-                request.sampler,
-                target.sampling,
-                request.items,
-                prepared.model,
-                space=prepared.length_space,
-            )
-            max_batch = request.max_batch if request.split else None
-            canvas, length_pass = draw_lengths(lengths, rng, canvas, max_batch)
+        canvas, length_pass = self.start_canvas(prepared, rng)
         # positions after the prefix have the random numbers that they have without one
-        num_prefix = space.length - target.length
-        if num_prefix:
-            rng = OffsetRNG(rng, num_prefix)
-        prefix = prepared.start.prefix if num_prefix else None
+        prefix = prepared.prefix
+        offset_rng = rng if prefix is None else OffsetRNG(rng, len(prefix))
         callback, stream = request.callback, None
-        left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
         if request.on_chunk:
-            stream = stream_of(
-                self.modality,
-                prepared.frontend,
-                space,
-                len(request.items),
-                request.on_chunk,
-                lambda tokens: self.decode(tokens, space, prepared.frontend),
-                left_to_right,
-                request.previews,
-            )
+            stream = self.stream_for(prepared, request.on_chunk)
             callback = stream.following(callback, prefix)
         last_step = LastStep(callback) if callback else None
         interrupted = False
         try:
             out = request.sampler(
-                target,
-                rng,
+                prepared.target,
+                offset_rng,
                 draft=prepared.draft,
                 canvas=canvas,
                 trace=request.trace,
@@ -470,9 +460,77 @@ class Pipeline(PromptedModels):
         except Interrupt:
             if last_step is None:
                 raise
-            out, interrupted = last_step.output(target.space, left_to_right), True
-        if prefix is not None:
-            out = out.with_prefix(prefix.to(out.tokens))
+            left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
+            out, interrupted = last_step.output(prepared.target.space, left_to_right), True
+        return self.complete(prepared, out, length_pass, stream, interrupted)
+
+    def start_canvas(
+        self, prepared: PreparedRun, rng: CounterRNG
+    ) -> tuple[Tensor | None, list[tuple[int, int]]]:
+        """Return the canvas that a run starts from, with the ends of rows where they come first.
+
+        Args:
+            prepared: the run.
+            rng: random numbers of its items.
+
+        Returns:
+            Canvas [B, T(, C)] or None, and what the forward pass of the lengths computed of each
+            row (``draw_lengths``), empty without one.
+        """
+        if prepared.length_space is None:
+            return prepared.start.canvas, []
+        request = prepared.request
+        lengths = self.target(
+            request.sampler,
+            prepared.target.sampling,
+            request.items,
+            prepared.model,
+            space=prepared.length_space,
+        )
+        max_batch = request.max_batch if request.split else None
+        return draw_lengths(lengths, rng, prepared.start.canvas, max_batch)
+
+    def stream_for(self, prepared: PreparedRun, on_chunk: OnChunk) -> Stream:
+        """Return the sender of the media of a run.
+
+        Args:
+            prepared: the run.
+            on_chunk: receiver of the parts.
+
+        Raises:
+            GenError: the media can only be decoded as a whole.
+        """
+        request, space = prepared.request, prepared.space
+        return stream_of(
+            self.modality,
+            prepared.frontend,
+            space,
+            len(request.items),
+            on_chunk,
+            lambda tokens: self.decode(tokens, space, prepared.frontend),
+            registry.get("protocol", request.sampler.protocol).left_to_right,
+            request.previews,
+        )
+
+    def complete(
+        self,
+        prepared: PreparedRun,
+        out: SampleOutput,
+        length_pass: list[tuple[int, int]],
+        stream: Stream | None = None,
+        interrupted: bool = False,
+    ) -> PipelineOutput:
+        """Return the output of a run and send what is left of its media.
+
+        Args:
+            prepared: the run.
+            out: tokens [B, T(, C)], statistics and traces of the sampler.
+            length_pass: what ``start_canvas`` computed.
+            stream: sender of the media; None where nobody receives them.
+            interrupted: whether a callback ended the run.
+        """
+        if prepared.prefix is not None:
+            out = out.with_prefix(prepared.prefix.to(out.tokens))
         if length_pass:
             out = add_length_pass(out, length_pass)
         made = self.decode_outputs(prepared, out, None if interrupted else stream)

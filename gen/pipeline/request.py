@@ -254,6 +254,11 @@ class PreparedRun:
         several."""
         return self.drafts if len(self.drafts) > 1 else next(iter(self.drafts), None)
 
+    @property
+    def prefix(self) -> Tensor | None:
+        """Tokens [k(, C)] before those that the sampler decodes, if any."""
+        return self.start.prefix if self.space.length > self.target.length else None
+
     def limit_batch(self, max_batch: int) -> None:
         """Decode at most so many items at a time; before any forward pass."""
         for target in (self.target, *self.drafts):

@@ -62,5 +62,10 @@ class Autoregressive(CausalSampler):
     reference = "plain autoregression"
     guarantee = "same_tokens"
 
+    @property
+    def mixes_sampling(self) -> bool:
+        """True: tokens are drawn from the target's distribution."""
+        return True
+
     def make_drafter(self, target, draft):
         return _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()

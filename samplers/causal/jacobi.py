@@ -175,6 +175,11 @@ class SpeculativeJacobi(CausalSampler):
         return registry.get("initialiser", self.init).needs_draft_model
 
     @property
+    def mixes_sampling(self) -> bool:
+        """True without a draft model, whose sampling parameters are one set for all items."""
+        return not self.drafted
+
+    @property
     def timed(self) -> bool:
         return self.window == AUTO
 

@@ -17,7 +17,7 @@ position holds the eos token, and is filled without a forward pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -347,6 +347,30 @@ class CausalRun(SteppableRun):
         if self.recorder.traces is not None:
             traces = by_ancestor(self.recorder.traces, ancestors)
             self.recorder.traces = [list(trace) for trace in traces]
+
+    def extend(self, change: SlotChange) -> None:
+        self.start = change.extend(self.start, 0)
+        self.round = change.extend(self.round, 0)
+        self.last = change.extend(self.last, 0)
+
+    def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
+        counts = dict.fromkeys(self.slots.waiting.tolist(), 0)
+        counts |= dict(zip(self.slots.items.tolist(), self.start.tolist(), strict=True))
+        known = np.array([counts.get(item, self.total) for item in items])
+        at = self.here(np.asarray(items, dtype=np.int64))
+        return self.tokens[at], self.here(np.arange(self.total) < known[:, None])
+
+    @property
+    def recorded(self) -> StatsRecorder:
+        return self.recorder
+
+    def output_of(self, item: int, seconds: float) -> SampleOutput:
+        nfe = self.drafter.nfe
+        own, tokens = self.recorder.of_item(item), self.tokens[item : item + 1]
+        out = own.output(tokens, seconds, draft_nfe=None if nfe is None else [nfe[item]])
+        if self.logprobs is None:
+            return out
+        return replace(out, logprobs=self.logprobs.of_item(item).output())
 
     def output(self) -> SampleOutput:
         seconds, nfe = time.perf_counter() - self.began, self.drafter.nfe

@@ -9,12 +9,18 @@ from gen.core.rng import RNG
 from gen.core.sampler import Callback, Sampler
 from gen.core.stats import SampleOutput
 from gen.samplers.engine.causal_loop import CausalRun, Drafter, decode_causal
+from gen.samplers.engine.outputs import ITEM
 
 
 class CausalSampler(Sampler):
     """Sampler that runs the causal loop (``gen.samplers.engine.causal_loop``)."""
 
     protocol = "causal"
+
+    @property
+    def opens(self) -> bool:
+        """True where no item learns from finished ones (``scope: call``)."""
+        return vars(self).get("scope", ITEM) == ITEM
 
     @abstractmethod
     def make_drafter(self, target: Any, draft: Any) -> Drafter:

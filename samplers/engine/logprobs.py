@@ -62,6 +62,25 @@ class LogprobRecorder:
         best = logprobs.topk(min(self.count, logprobs.shape[1]), dim=1)
         self.top.append((best.indices, best.values))
 
+    def of_item(self, item: int, first: int = 0) -> LogprobRecorder:
+        """Return a recorder of one item alone.
+
+        Args:
+            item: the item.
+            first: number of steps before its first one.
+        """
+        own = LogprobRecorder(1, self.count)
+        columns = (self.owners, self.tokens, self.chosen, self.top)
+        for owners, tokens, chosen, top in zip(*(x[first:] for x in columns), strict=True):
+            rows = (owners == item).nonzero()[0]
+            if len(rows):
+                at = to_device(rows, tokens.device)
+                own.owners.append(np.zeros(len(rows), dtype=np.int64))
+                own.tokens.append(tokens[at])
+                own.chosen.append(chosen[at])
+                own.top.append((top[0][at], top[1][at]))
+        return own
+
     def output(self) -> list[ItemLogprobs]:
         """Return the log-probabilities of every item's tokens up to its eos token, inclusive."""
         found: list[ItemLogprobs] = [[] for _ in range(self.items)]

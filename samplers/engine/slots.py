@@ -43,6 +43,20 @@ class SlotChange:
             x = self.replaced.fill(x, start)
         return x if self.kept is None else self.kept.take(x)
 
+    def extend(self, x: Any, start: Any) -> Any:
+        """Apply the change of a batch that has grown to ``x`` [b, ...].
+
+        Args:
+            x: state of the rows before the change.
+            start: what a new row begins with, as in ``RowStore.register``.
+        """
+        assert self.kept is not None and self.replaced is not None, "a batch that has grown"
+        if not len(x):  # no row was left: any content will do, which is replaced
+            shape = (len(self.kept), *x.shape[1:])
+            x = x.new_zeros(shape) if isinstance(x, Tensor) else np.zeros(shape, dtype=x.dtype)
+            return self.replaced.fill(x, start)
+        return self.replaced.fill(self.kept.take(x), start)
+
 
 class BatchSlots:
     """Rows of a batch and the items they hold.
@@ -122,6 +136,41 @@ class BatchSlots:
                 self._select(kept)
         self.rows = to_device(self.items, self.device)
         return SlotChange(replaced, kept)
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Items that wait for a row, int64 [n], the next one first."""
+        return self._waiting
+
+    def wait(self, items: np.ndarray) -> None:
+        """Let these items alone wait for a row, int64 [n], the next one first."""
+        self._waiting = items
+
+    def grow(self, size: int) -> SlotChange | None:
+        """Give waiting items rows of their own, until the batch has ``size`` rows.
+
+        Returns:
+            The change, whose ``kept`` rows are copied first and ``replaced`` after it; None where
+            nothing waits or the batch is large enough.
+        """
+        count = min(size - len(self), len(self._waiting))
+        if count <= 0:
+            return None
+        following, self._waiting = self._waiting[:count], self._waiting[count:]
+        # a new row is a copy of the first one until it is reset
+        before = len(self)
+        numbers = np.concatenate([np.arange(before), np.zeros(count, dtype=np.int64)])
+        grown = RowSelection(numbers, max(before, 1))
+        for target in self.targets:
+            target.keep(grown.index_on(target.device))
+        for store in self.stores:
+            store.select(grown)
+        self.items = np.concatenate([self.items, following])
+        self.branches = np.concatenate([self.branches, np.zeros(count, dtype=np.int64)])
+        replaced = RowSelection(np.arange(before, before + count), before + count)
+        self._replace(replaced, following)
+        self.rows = to_device(self.items, self.device)
+        return SlotChange(replaced, grown)
 
     def fork(self, rows: np.ndarray, copies: int) -> SlotChange:
         """Copy rows within their items, cache and state included.

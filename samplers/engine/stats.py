@@ -144,6 +144,35 @@ class StatsRecorder:
         ]
         return SampleOutput(tokens, stats, self.traces)
 
+    def last_drafts(self) -> tuple[int, int]:
+        """Count the drafts of the last step, and those of them that were accepted."""
+        note = self.notes[-1]
+        totals = [
+            int(c.sum()) if isinstance(c, (np.ndarray, Tensor)) else c * len(note.items)
+            for c in (note.drafted, note.accepted)
+        ]
+        return totals[0], totals[1]
+
+    def of_item(self, item: int, first: int = 0) -> StatsRecorder:
+        """Return a recorder of one item alone.
+
+        Args:
+            item: the item.
+            first: number of steps before its first one.
+        """
+        own = StatsRecorder(1, self.traces is not None, self.window)
+        counts: list[list[Any]] = []
+        for note in self.notes[first:]:
+            rows = (note.items == item).nonzero()[0]
+            if len(rows):
+                counts.append([_of_row(count, int(rows[0])) for count in note[1:]])
+        if counts:  # one note of as many rows as there were steps
+            steps = np.zeros(len(counts), dtype=np.int64)
+            own.notes = [_Note(steps, *map(_joined, zip(*counts, strict=True)))]
+        if self.traces is not None:
+            own.traces = [self.traces[item]]
+        return own
+
     def _histograms(self, rows: np.ndarray) -> list[list[int]]:
         """Count, for every item, the steps after which 0, 1, ... drafts were accepted.
 
@@ -159,6 +188,20 @@ class StatsRecorder:
             length = max(self.window, longest)
             found.append((row + [0] * length)[:length])
         return found
+
+
+def _of_row(count: Counts | None, row: int) -> Any:
+    """Return the count of one row of a step."""
+    if count is None or isinstance(count, int):
+        return count
+    return int(count[row] if count.shape else count)
+
+
+def _joined(counts: Sequence[int | None]) -> Any:
+    """Return the counts of several steps as int64 [n]; None where they have no such count."""
+    if all(count is None for count in counts):
+        return None
+    return np.array([count or 0 for count in counts], dtype=np.int64)
 
 
 def _column(values: Iterable[Counts], notes: Sequence[_Note]) -> np.ndarray:

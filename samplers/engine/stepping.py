@@ -27,9 +27,11 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from gen.core.errors import GenError
 from gen.core.rng import RNG
-from gen.core.stats import SampleOutput
+from gen.core.stats import SampleOutput, TraceStep
 from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.stats import StatsRecorder
 
 T = TypeVar("T")
 
@@ -85,6 +87,59 @@ class SteppableRun(ABC):
         Args:
             ancestors: particle whose state each one goes on from, int64 [N].
             live: change of the rows, which are the unfinished particles after it.
+        """
+
+    def grow(self, size: int) -> None:
+        """Give items that wait (``BatchSlots.wait``) rows, until there are ``size`` of them."""
+        change = self.slots.grow(size)
+        if change is not None:
+            self.extend(change)
+
+    def put(self, items: np.ndarray, canvas: Tensor) -> np.ndarray:
+        """Give items that have no row a canvas to start from.
+
+        Args:
+            items: the items, int64 [n].
+            canvas: tokens or latents [n, T(, C)], masked where one is wanted.
+
+        Returns:
+            Items with anything to generate, bool [n].
+
+        Raises:
+            GenError: the run decodes from left to right, or a token is not allowed.
+        """
+        raise GenError(f"{type(self).__name__} decodes from left to right and takes no canvas")
+
+    @abstractmethod
+    def extend(self, change: SlotChange) -> None:
+        """Begin the rows that the batch has grown by; see ``BatchSlots.grow``."""
+
+    @abstractmethod
+    def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the tokens [n, T(, C)] of items so far, and which positions are known, bool
+        [n, T]."""
+
+    @property
+    @abstractmethod
+    def recorded(self) -> StatsRecorder:
+        """Return the recorder of statistics and traces."""
+
+    def last_drafts(self) -> tuple[int, int]:
+        """Count the drafts of the last step, and those of them that were accepted."""
+        return self.recorded.last_drafts()
+
+    def steps_of(self, item: int) -> list[TraceStep]:
+        """Return the steps of an item so far, of a run that records them."""
+        assert self.recorded.traces is not None, "the run records its steps"
+        return self.recorded.traces[item]
+
+    @abstractmethod
+    def output_of(self, item: int, seconds: float) -> SampleOutput:
+        """Return tokens, statistics and trace of one item, which has no row any more.
+
+        Args:
+            item: the item.
+            seconds: wall time that it took.
         """
 
     @abstractmethod

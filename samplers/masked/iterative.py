@@ -52,6 +52,16 @@ class MaskedIterative(MaskedSampler):
         """True where the selector follows the schedule of ``steps``."""
         return self.selector == "schedule"
 
+    @property
+    def opens(self) -> bool:
+        """True without a cache, whose columns belong to the items of the start."""
+        return self.cache == "none"
+
+    @property
+    def mixes_sampling(self) -> bool:
+        """True: parts read log-probabilities alone."""
+        return True
+
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):

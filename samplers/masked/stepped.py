@@ -8,7 +8,7 @@ forward pass beyond those of its particles.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -21,9 +21,11 @@ from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.slots import SlotChange
+from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
-from gen.samplers.masked.batch import report
+from gen.samplers.masked.batch import check_canvas, report
 from gen.samplers.masked.config import MaskedSampler
+from gen.samplers.masked.constrained import check_completable
 from gen.samplers.masked.loop import begin_run, finish_step, predict, view_canvas
 from gen.samplers.masked.step import MaskedStep, Prediction
 
@@ -103,6 +105,33 @@ class SteppedMasked(SteppableRun):
         self.next = view_canvas(run)
         self.next.block = None if step.block is None else _gathered(step.block, rows)
         self.next.prediction = _of_rows(step.prediction, rows)
+
+    def put(self, items: np.ndarray, canvas: Tensor) -> np.ndarray:
+        batch = self.run.batch
+        target, at = batch.target, to_device(items, batch.canvas.device)
+        check_canvas(canvas, len(items), target.legal, target.space)
+        check_completable(target, canvas)
+        batch.canvas[at] = canvas.to(batch.canvas)
+        batch.prefilled[at] = ~target.space.is_masked(batch.canvas[at])
+        batch.num_masked[at] = (~batch.prefilled[at]).sum(1)
+        return (batch.num_masked[at] > 0).cpu().numpy()
+
+    def extend(self, change: SlotChange) -> None:
+        batch = self.run.batch
+        batch.step_index = change.extend(batch.step_index, 0)
+
+    def progress(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
+        at = to_device(np.asarray(items, dtype=np.int64), self.run.batch.canvas.device)
+        return self.run.batch.canvas[at], self.run.known[at]
+
+    @property
+    def recorded(self) -> StatsRecorder:
+        return self.run.recorder
+
+    def output_of(self, item: int, seconds: float) -> SampleOutput:
+        batch = self.run.batch
+        own, tokens = self.run.recorder.of_item(item), batch.canvas[item : item + 1]
+        return own.output(tokens, seconds, [int(batch.num_masked[item])])
 
     def output(self) -> SampleOutput:
         batch, seconds = self.run.batch, time.perf_counter() - self.began

@@ -50,7 +50,7 @@ def by_command(modality: str, sampler: str | None, monkeypatch) -> tuple[dict, d
 
 
 def by_call(modality: str, sampler: str | None) -> tuple[dict, dict]:
-    request = pipe(modality)._request(PROMPTS[modality], sampler, None, 0, {})
+    request = pipe(modality).request(PROMPTS[modality], sampler, None, 0, {})
     return request.spec, request.sampling.to_dict()
 
 
@@ -121,7 +121,7 @@ def test_keywords_override_single_defaults_at_every_door():
     tree = {"modality": "image", "prompts": ["a red circle"], "sampling": {"temperature": 0.5}}
     expected = {"temperature": 0.5, "top_k": 100, "guidance_scale": 2.0}
     by_file = make_job(tree, where="a test").entries[0].sampling
-    called = pipe("image")._request("a red circle", None, None, 0, {"temperature": 0.5}).sampling
+    called = pipe("image").request("a red circle", None, None, 0, {"temperature": 0.5}).sampling
     assert by_file == called.to_dict() and {k: by_file[k] for k in expected} == expected
 
 

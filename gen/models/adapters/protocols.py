@@ -21,12 +21,19 @@ class ModelCache:
     Attributes:
         ran: bool [B], the rows whose network ran in the last forward pass; None where it ran for
             all of them.
+        nbytes: bytes that it holds.
+        is_empty: whether the first call is still to come, which says how many rows there are.
         select: restricts the following calls to some rows, long [n], or lifts that (None); None
             where the cache takes calls about all rows alone.
+        copy_rows: writes what it holds for some rows, long [n], over that of others, long [n]; None
+            where it cannot.
     """
 
     ran: Tensor | None = None
+    nbytes: int = 0
+    is_empty: bool = False
     select: Callable[[Tensor | None], None] | None = None
+    copy_rows: Callable[[Tensor, Tensor], None] | None = None
 
 
 class CausalModel(Protocol):

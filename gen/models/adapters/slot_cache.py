@@ -110,16 +110,24 @@ class SlotCache(Cache, ModelCache):
         its block), the smallest number above.
         """
         self._stand(positions, None)
+        self._read_to(positions if last is None else last)
         return self._above(positions if last is None else last, dtype)
 
     def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Announce a call as ``at`` does, but return None where nothing is hidden."""
         self._stand(positions, None)
+        self._read_to(positions)
         return (
             None
             if positions.shape[1] == 1 and self.span == (self.used - 1, self.used)
             else self._above(positions, dtype)
         )
+
+    def _read_to(self, last: Tensor) -> None:
+        """Let a call read the slots up to the last one that any of its queries attends to, long
+        [B, L]: rows that stood further on may have left."""
+        if last.device.type == "cpu" and not self.whole:
+            self.used = int(last.numpy().max()) + 1
 
     def _above(self, last: Tensor, dtype: torch.dtype) -> Tensor:
         return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
@@ -199,6 +207,17 @@ class SlotCache(Cache, ModelCache):
                 )
         self._branch_slots = max(self._branch_slots, slots - self.slots)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+    @property
+    def is_empty(self) -> bool:
+        """True before the first call."""
+        return not self.layers[0].is_initialized
+
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
@@ -240,6 +259,13 @@ class SlotCache(Cache, ModelCache):
                 layer.keys, layer.values = mine.keys[here], mine.values[here]
                 layer.is_initialized = True
         return other
+
+    def copy_rows(self, source: Tensor, target: Tensor) -> None:
+        """Write what some rows (long [n]) hold over what others (long [n]) do."""
+        for layer in self.layers:
+            here = layer.keys.device
+            to, at = target.to(here), source.to(here)
+            layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""

@@ -4,7 +4,7 @@ sampler sees of a model. ``gen.models.targets.latent`` holds those of latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import IN_SPACE, SamplingParams
+from gen.core.sampling_params import IN_SPACE, SamplingParams, wide_dtype
 from gen.core.token_space import TokenSpace
 from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
 from gen.models.targets.past import token_bias
@@ -81,6 +81,7 @@ class PromptBatch:
             first.
         lengths: their lengths, long [H B].
         host_lengths: lengths of all items' prompts, int64 [H N].
+        version: number of times that items were given other prompts (``put``).
 
     Args:
         device: device of the prompts.
@@ -109,10 +110,11 @@ class PromptBatch:
         lengths = torch.cat([n for _, n in branches])
         self.device, self.branches, self.items = device, len(branches), len(prompt)
         self.all_tokens, self.all_lengths = torch.cat(padded).to(device), lengths.to(device)
-        self.host_lengths = lengths.cpu().numpy()
+        self.host_lengths = lengths.cpu().numpy().copy()
         self.tokens, self.lengths = self.all_tokens, self.all_lengths
         self.row_items = np.arange(self.items)
         self.next_item = self.items
+        self.version = 0
 
     @property
     def has_one_length(self) -> bool:
@@ -128,6 +130,31 @@ class PromptBatch:
         if rows.dtype == torch.bool:
             return rows.repeat(self.branches)
         return torch.cat([rows + h * len(self.row_items) for h in range(self.branches)])
+
+    def put(self, items: np.ndarray, other: PromptBatch, numbers: np.ndarray) -> None:
+        """Give items the prompts of items of another batch.
+
+        Args:
+            items: items of this batch, int64 [n].
+            other: the other batch; it has an unconditional branch if this one has.
+            numbers: items of the other batch, int64 [n].
+
+        Raises:
+            ValueError: a prompt is longer than this batch has columns for.
+        """
+        for branch in range(self.branches):
+            here = torch.from_numpy(items + branch * self.items).to(self.device)
+            there = torch.from_numpy(numbers + branch * other.items).to(other.device)
+            lengths = other.all_lengths[there]
+            width = int(lengths.max())
+            if width > self.all_tokens.shape[1]:
+                raise ValueError(
+                    f"a prompt has {width} tokens; expected at most {self.all_tokens.shape[1]}"
+                )
+            self.all_tokens[here, :width] = other.all_tokens[there, :width].to(self.device)
+            self.all_lengths[here] = lengths.to(self.device)
+            self.host_lengths[items + branch * self.items] = lengths.cpu().numpy()
+        self.version += 1
 
     def limit(self, rows: int) -> None:
         """Hold the first items only."""
@@ -178,6 +205,9 @@ class Target:
             hands it on.
         evaluator: scores and answers of outputs (``gen.contracts.scorer.Evaluator``), for samplers
             that search; None where nobody gave one.
+        item_sampling: sampling parameters of each item where they differ, in ``FILTERS`` alone;
+            None where ``sampling`` is that of all items.
+        shares_prefill: whether rows with the same prompt that are new together compute it once.
 
     Args:
         model: adapter of a protocol (``gen.models.adapters.protocols``).
@@ -199,6 +229,8 @@ class Target:
     limits: np.ndarray | None = None
     known: Tensor | None = None
     evaluator: Any = None
+    item_sampling: list[SamplingParams] | None = None
+    shares_prefill = False
 
     def __init__(
         self,
@@ -361,6 +393,59 @@ class Target:
         fresh.known = None if self.known is None else self.known[index]
         return fresh
 
+    @property
+    def opens(self) -> bool:
+        """True if items can be given prompts after forward passes were run (``put``)."""
+        return False
+
+    def widest(self, longest: int) -> int:
+        """Return the tokens to make room for, so that prompts of up to ``longest`` fit."""
+        return longest
+
+    def takes(self, other: Target) -> bool:
+        """True if the prompts of another target's items fit in (``put``)."""
+        return int(other.prompts.host_lengths.max()) <= self.prompts.all_tokens.shape[1]
+
+    def with_room(self, items: int, width: int) -> Self:
+        """Make a fresh target with room for other items: so many copies of this one's first.
+
+        Args:
+            items: number of items.
+            width: tokens that a prompt may have, at least those of the first.
+        """
+        fresh = self.of_items(np.zeros(items, dtype=np.int64))
+        model, prompt, space, sampling, uncond, length, uncond_length = fresh._init_args(
+            self.sampling
+        )
+        prompt = F.pad(prompt, (0, max(0, width - prompt.shape[1])))
+        roomy = type(self)(model, prompt, space, sampling, uncond, length, uncond_length)
+        roomy.name, roomy.learned = self.name, self.learned
+        roomy.limits = None if self.limits is None else np.repeat(self.limits[:1], items)
+        roomy.known = fresh.known
+        return roomy
+
+    def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
+        """Give items that have no row the prompts, limits and sampling parameters of others.
+
+        Args:
+            items: items of this target, int64 [n].
+            other: target with the same token space.
+            numbers: items of it, int64 [n].
+
+        Raises:
+            ValueError: a prompt is longer than this target has room for.
+        """
+        self.prompts.put(items, other.prompts, numbers)
+        if self.limits is not None and other.limits is not None:
+            self.limits[items] = other.limits[numbers]
+        if self.known is not None and other.known is not None:
+            self.known[torch.from_numpy(items).to(self.device)] = other.known[
+                torch.from_numpy(numbers).to(self.device)
+            ]
+        if self.item_sampling is not None:
+            for item in items.tolist():
+                self.item_sampling[item] = other.sampling
+
     def _reset_rows(self, rows: np.ndarray) -> None:
         """Forget what is held for these rows (bool [B]), which were other items."""
 
@@ -417,14 +502,59 @@ class Target:
             consume: the logits are not needed any more.
             past: adds to guided logits [B, L, V] what depends on the tokens before.
         """
-        params = sampling or self.sampling
+        groups = None if sampling is not None else self._groups()
+        if groups is not None:
+            return self._of_groups(groups, *self._split(logits), legal)
+        params = sampling or self._common()
         if self.bias is not None or past is not None:
             return params(self._scores(logits, past), None, legal, consume=True)
         return params(*self._split(logits), legal, consume=consume)
 
+    def _common(self) -> SamplingParams:
+        """Return the sampling parameters of the rows, which are the same for all."""
+        if self.item_sampling is None:
+            return self.sampling
+        return self.item_sampling[self.prompts.row_items[0]]
+
+    def _groups(self) -> dict[SamplingParams, list[int]] | None:
+        """Group the rows by their sampling parameters; None where all rows have the same."""
+        if self.item_sampling is None:
+            return None
+        groups: dict[SamplingParams, list[int]] = {}
+        for row, item in enumerate(self.prompts.row_items.tolist()):
+            groups.setdefault(self.item_sampling[item], []).append(row)
+        return groups if len(groups) > 1 else None
+
+    def _of_groups(
+        self,
+        groups: Mapping[SamplingParams, list[int]],
+        logits: Tensor,
+        uncond: Tensor | None,
+        legal: Tensor | None,
+    ) -> Tensor:
+        """Make log-probabilities [B, L, V] of rows with several sampling parameters.
+
+        Args:
+            groups: rows of each.
+            logits: floats [B, L, V] of the conditional branch.
+            uncond: those of the unconditional branch.
+            legal: allowed tokens, bool, broadcastable to [B, L, V].
+        """
+        out = logits.new_empty(logits.shape, dtype=wide_dtype(logits.dtype))
+        bias = None if self.bias is None else self.bias.to(out)
+        for params, rows in groups.items():
+            index = torch.tensor(rows, device=logits.device)
+            z = params.guide(logits[index], None if uncond is None else uncond[index])
+            z = z if bias is None else z + bias
+            own = (
+                legal[index] if legal is not None and legal.ndim == 3 and len(legal) > 1 else legal
+            )
+            out[index] = params(z, None, own, consume=True)
+        return out
+
     def _scores(self, logits: Tensor, past: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return guided logits [B, L, V] with all that is added to them; see ``_logprobs``."""
-        z = self.sampling.guide(*self._split(logits))
+        z = self._common().guide(*self._split(logits))
         if self.bias is not None:
             self.bias = self.bias.to(z)
             z = z + self.bias
@@ -440,9 +570,14 @@ class Target:
         return cond, uncond
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        return self._logprobs(
-            logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale)
-        )
+        groups = self._groups()
+        if groups is None:
+            scale = self._common().guidance_scale
+            return self._logprobs(logits, legal, SamplingParams(guidance_scale=scale))
+        raw: dict[SamplingParams, list[int]] = {}
+        for params, rows in groups.items():
+            raw.setdefault(SamplingParams(guidance_scale=params.guidance_scale), []).extend(rows)
+        return self._of_groups(raw, *self._split(logits), legal)
 
     def _under(self, logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return ``StepOutput.under`` for logits [H n, T, V] of both branches."""

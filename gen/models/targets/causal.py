@@ -106,6 +106,23 @@ class CausalTarget(Target):
         self._fresh = self._fresh[: self.rows]
         self.history = None if self.history is None else self.history[: self.rows]
 
+    @property
+    def opens(self) -> bool:
+        """True if items can be given prompts later (``Target.put``): rows have to take items."""
+        return self.replaces
+
+    def widest(self, longest: int) -> int:
+        """See ``Target.widest``: powers of two, so that few widths come up."""
+        return 1 << (longest - 1).bit_length()
+
+    def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
+        """See ``Target.put``."""
+        super().put(items, other, numbers)
+        self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
+        if self.past is not None:
+            prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
+            self.past = Past(self.sampling, self.space, *prompts)
+
     def _follow_items(self) -> None:
         self._shift = (self.prompt_length - 1)[:, None]
 
@@ -216,17 +233,23 @@ class CausalTarget(Target):
             start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
         if self._has_fresh:
-            if fresh.all() and parents is None:
+            computed, alike = fresh, np.arange(self.rows)
+            if self._may_share:
+                alike = self._first_alike()
+                computed = fresh & (alike == np.arange(self.rows))
+            if not np.array_equal(computed, fresh):
+                self._share_prefill(first, alike)
+            elif fresh.all() and parents is None:
                 prefix = self._before()
                 tokens = torch.cat([take(first, prefix), tokens], 1)
                 slots = torch.cat([prefix, slots], 1)
             elif self.prompt.shape[1] > 1:
                 prompt_states = self._prefill(first, fresh)
             num_computed = num_computed + np.where(
-                fresh, self._prompt_positions[self.prompts.row_items], 0
+                computed, self._prompt_positions[self.prompts.row_items], 0
             )
             padded = (self.prompt.shape[1] - 1) * self.branches
-            num_positions = num_positions + np.where(fresh, padded, 0)
+            num_positions = num_positions + np.where(computed, padded, 0)
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
@@ -329,23 +352,60 @@ class CausalTarget(Target):
         of_prompts = {name: x[:, :-width] for name, x in states.items()}
         return PromptStates(every, of_prompts), {k: x[:, -width:] for k, x in states.items()}
 
+    @property
+    def _may_share(self) -> bool:
+        """True where rows with the same prompt may compute it once."""
+        wanted = self.shares_prefill and not self.hidden_layers and self.prompt.shape[1] > 1
+        return wanted and self.cache.copy_rows is not None
+
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
         their last."""
         column = torch.arange(self.prompt.shape[1] - 1, device=self.device)
         return torch.minimum(column.expand(len(self.prompt), -1), self.prompt_length[:, None] - 1)
 
+    def _first_alike(self) -> np.ndarray:
+        """Find the first new row with the prompt of each row: int64 [B], itself for old rows."""
+        prompts, found = self.prompts, np.arange(self.rows)
+        tokens = prompts.tokens.view(self.branches, self.rows, -1).transpose(0, 1).cpu().numpy()
+        lengths = prompts.host_lengths.reshape(self.branches, -1)[:, prompts.row_items]
+        rows: dict[bytes, int] = {}
+        for row in self._fresh.nonzero()[0].tolist():
+            found[row] = rows.setdefault(tokens[row].tobytes() + lengths[:, row].tobytes(), row)
+        return found
+
+    def _share_prefill(self, first: Tensor, alike: np.ndarray) -> None:
+        """Bring the prompts of new rows into the cache, each different one once.
+
+        Args:
+            first: prompts as the model takes them.
+            alike: row whose prompt each row has, int64 [B]; see ``_first_alike``.
+        """
+        computed = self._fresh & (alike == np.arange(self.rows))
+        if self.cache.is_empty:  # its rows are those of the first call
+            numbers = np.cumsum(computed) - 1
+            self._prefill(first, computed)
+            rows = torch.from_numpy(numbers[alike]).to(self.device)
+            count = int(computed.sum())
+            self.cache.keep(torch.cat([rows + h * count for h in range(self.branches)]))
+            return
+        self._prefill(first, computed)
+        copies = (alike != np.arange(self.rows)).nonzero()[0]
+        at = (torch.from_numpy(x).to(self.device) for x in (alike[copies], copies))
+        self.cache.copy_rows(*map(self.prompts.branch_rows, at))
+
     def _prefill(self, first: Tensor, fresh: np.ndarray) -> PromptStates | None:
         """Bring the prompts of some rows into the cache, in a forward pass of their own: the other
         rows are further on. Returns their hidden states where they were asked for."""
         rows = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
         slots = self._before()[rows]
-        if not fresh.all():
+        some = not fresh.all() and not self.cache.is_empty
+        if some:
             self.cache.select(rows)
         try:
             return self._prompt_states(take(first[rows], slots), slots, rows)
         finally:
-            if not fresh.all():
+            if some:
                 self.cache.select(None)
 
     def _prompt_states(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> PromptStates | None:

@@ -58,6 +58,15 @@ class MaskedLatentTarget(LatentTarget):
     def replaces(self) -> bool:
         return self.prompts.has_one_length
 
+    @property
+    def opens(self) -> bool:
+        """True if items can be given prompts later (``Target.put``)."""
+        return self.replaces
+
+    def takes(self, other: Target) -> bool:
+        """See ``Target.takes``; prompts have one length."""
+        return bool((other.prompts.host_lengths == self.prompts.host_lengths[0]).all())
+
     def prepare(self, step: Any) -> None:
         """Note how many positions the schedule makes known, for guidance that grows with them."""
         if self.model.counts_known and step.block is not None:

@@ -54,6 +54,18 @@ class MaskedTarget(Target):
         return self.prompts.has_one_length or self._takes_padding
 
     @property
+    def opens(self) -> bool:
+        """True if items can be given prompts later (``Target.put``)."""
+        return self.replaces
+
+    def takes(self, other: Target) -> bool:
+        """See ``Target.takes``; a model without padding takes prompts of one length."""
+        lengths = self.prompts.host_lengths[:1], other.prompts.host_lengths
+        return super().takes(other) and (
+            self._takes_padding or bool((lengths[0] == lengths[1]).all())
+        )
+
+    @property
     def _takes_padding(self) -> bool:
         return self.model.ragged
 

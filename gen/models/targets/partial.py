@@ -127,6 +127,11 @@ class PartialTarget(Target):
     policy: Policy
     cache: Any
 
+    @property
+    def opens(self) -> bool:
+        """False: columns of the cache keep their meaning for the items of the start."""
+        return False
+
     def _begin(self, policy: Policy, prefix: int, slots: int) -> None:
         """Set up an empty cache of ``slots`` slots; ``prefix`` is P."""
         self.policy, self._prefix = policy, prefix

@@ -98,9 +98,17 @@ class Context:
     """
 
     def __init__(self, target: CausalTarget, keeps: bool = False):
-        self.prompts, self.keeps = prompt_tokens(target), keeps
+        self.target, self.keeps = target, keeps
+        self._prompts, self._version = prompt_tokens(target), target.prompts.version
         self.outputs = Outputs(target)
         self.finished = self.prompts[0, :0]  # texts of finished items, one after the other
+
+    @property
+    def prompts(self) -> Tensor:
+        """Prompts of all items as tokens of the output, right-aligned, long [N, P]."""
+        if self._version != self.target.prompts.version:  # items were given prompts since
+            self._prompts, self._version = prompt_tokens(self.target), self.target.prompts.version
+        return self._prompts
 
     @property
     def width(self) -> int:

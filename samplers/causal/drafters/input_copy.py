@@ -48,13 +48,11 @@ class InputNodes(CopyNodes):
     def __init__(self, target: CausalTarget, params: CopyParams):
         super().__init__(target)
         self.params = params
-        prompts = self.context.prompts
-        known = prompts != NONE
-        # the column before the first token of each prompt, counted with one column in front
-        self.beginning = torch.where(known.any(1), known.byte().argmax(1), prompts.shape[1])
 
     def begin(self, step, tokens):
-        self.start = self.beginning[step.rows]
+        known = self.context.prompts[step.rows] != NONE
+        # the column before the first token of each prompt, counted with one column in front
+        self.start = torch.where(known.any(1), known.byte().argmax(1), known.shape[1])
         return super().begin(step, tokens)
 
     def source(self, text: Text) -> tuple[Tensor, Tensor]:

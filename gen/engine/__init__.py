@@ -1,0 +1,1 @@
+"""Engine that serves the requests of many callers from shared batches."""
