@@ -8,6 +8,7 @@ from torch import Tensor
 
 import gen
 from gen.contracts.condition import CONDITION, Condition, Prompt
+from gen.contracts.frontend import codebook_digest
 from gen.core.errors import GenError
 from gen.modalities.audio import balls, captions, prompts
 from gen.modalities.audio.captions import Caption
@@ -16,6 +17,7 @@ from gen.modalities.audio.states import ROWS, SoundStates, caption_states, sound
 from gen.models.adapters.feature_prompts import POSITIONS, VECTORS
 from gen.models.load.locate import config_field, read_config
 from gen.recipes.audio.sounds import SOUND, prompted, stated
+from gen.recipes.common.grid_models import Run, Shape, new_lm
 
 CAPTIONER = "audio-captions"
 SCENES = balls.scenes(3, 21, held=True)
@@ -154,3 +156,17 @@ def test_slots_and_captions_are_inverse():
     for text in (TEXT, "a ball bounces 2 times", "a blue ball bounces and a ball bounces, mid"):
         assert stated(captions.parse(text).slots()) == captions.parse(text)
     assert stated(captions.UNCONDITIONAL) == Caption()
+
+
+def test_models_whose_prompts_are_tokens_read_tiles_and_words(tmp_path):
+    shape = Shape(
+        (prompts.STEPS, prompts.STREAMS), prompts.SOUND_SLOTS, prompts.CODES, prompts.SOUND_WORDS
+    )
+    model, frontend = new_lm(shape, Run(1, 32, 1, causal=False)), AudioModality().frontend()
+    model.config.frontend = prompts.BANDS_FOLDER
+    model.config.codebook_digest = codebook_digest(frontend.fingerprint)
+    model.save_pretrained(tmp_path / "own")
+    out = gen.load("audio", str(tmp_path / "own"), device="cpu")(
+        [{"text": TEXT, "video": SCENES[0].frames()}, TEXT], {"name": "maskgit", "steps": 2}, seed=0
+    )
+    assert out.tokens.shape == (2, shape.length) and [s.nfe for s in out.stats] == [2, 2]
