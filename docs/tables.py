@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.cli.listings import methods as methods_listing
-from gen.cli.listings.text import first_line
+from gen.core.docstrings import first_line
 from gen.core.method import SEQUENTIAL, Limit, Preset
 from gen.core.params import part_kinds
 from gen.core.registry import registry

@@ -22,6 +22,7 @@ from gen.cli.commands.gallery import add_gallery
 from gen.cli.commands.ls import add_ls
 from gen.cli.commands.run import add_run
 from gen.cli.commands.sample import add_sample
+from gen.cli.commands.serve import add_serve
 from gen.cli.commands.status import add_status
 from gen.cli.commands.train import add_train
 from gen.cli.commands.work import add_work
@@ -49,6 +50,7 @@ COMMANDS = (
     add_train,
     add_doctor,
     add_bench,
+    add_serve,
     add_world,
     add_completion,
 )

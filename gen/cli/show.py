@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gen.cli.listings.parameters import describe_sampler
+from gen.core.described import describe_sampler
 from gen.config.entries import fingerprint
 from gen.config.job import load_config
 from gen.config.packaged import find_config, packaged

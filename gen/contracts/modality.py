@@ -79,6 +79,7 @@ class Modality(ABC):
         length_first: for masked models, the length of a row is drawn before its tokens; else the
             eos token is a token like any other.
         edited_by: ``mask`` or ``span``, the region of an edit.
+        frame_rate: frames per second at which clips are shown.
     """
 
     name: ClassVar[str]
@@ -105,6 +106,7 @@ class Modality(ABC):
     also: ClassVar[tuple[str, ...]] = ()
     length_first: ClassVar[bool] = True
     edited_by: ClassVar[str] = "mask"
+    frame_rate: ClassVar[float] = 8.0
 
     # --- conditions
 

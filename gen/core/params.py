@@ -113,7 +113,7 @@ def choice(default: str, options: Iterable[str]) -> Any:
         if value not in options:
             raise bad_value(name, value, " or ".join(options))
 
-    return field(default=default, metadata={"check": check})
+    return field(default=default, metadata={"check": check, "options": options})
 
 
 def text(default: str, expected: str) -> Any:

@@ -1,10 +1,12 @@
-"""Targets: models with the prompts of a batch and its sampling parameters."""
+"""Targets (models with the prompts of a batch and its sampling parameters), runs of them, and the
+media that come out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,18 +15,27 @@ from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition, PromptBatch
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.protocol import ModelProtocol
-from gen.core.errors import GenError
+from gen.core.errors import GenError, Interrupt
 from gen.core.registry import registry
-from gen.core.rng import item_key
+from gen.core.rng import CounterRNG, OffsetRNG, item_key
 from gen.core.sampler import Sampler, SamplerSpec, require_constraint_kept
 from gen.core.sampling_params import SamplingParams
+from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.language_models import compiled_forward
 from gen.models.targets.base import Target
+from gen.pipeline.candidates import decoded_on_demand
+from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
+from gen.pipeline.evaluator import RunEvaluator
+from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
+from gen.pipeline.logprobs import with_texts
 from gen.pipeline.models import ModalityModels, same_frontend
-from gen.pipeline.output import ItemPlan
-from gen.pipeline.request import GenerationRequest
+from gen.pipeline.output import ItemPlan, PipelineOutput
+from gen.pipeline.partial import LastStep
+from gen.pipeline.request import GenerationRequest, PreparedRun, StartingPoint
+from gen.pipeline.streaming import OnChunk, Stream, stream_of
+from gen.tokenizers.base.text_bytes import TextBytes
 
 LOG = logging.getLogger("gen")
 
@@ -199,3 +210,215 @@ class PromptedModels(ModalityModels):
     def draw_key(self, item: ItemPlan) -> int:
         """Return the key of an item's random numbers."""
         return item_key(self.modality.name, self.modality.drawn_by(item.condition), item.seed)
+
+
+class PreparedModels(PromptedModels):
+    """Models of a modality that make runs ready and decode them."""
+
+    def prepare(self, request: GenerationRequest) -> PreparedRun:
+        """Load the models of a request and make the targets that its sampler sees.
+
+        Raises:
+            GenError: no model serves the sampler, or the draft model does not fit.
+        """
+        if request.start.source is not None:
+            request = replace(request, items=[self._as_stated(i) for i in request.items])
+        sampler, sampling, items = request.sampler, request.sampling, request.items
+        part = self.part_of(items)
+        name = self.model_name(request.spec, part)
+        _, binding, frontend = self.bound(name)
+        protocol: type[ModelProtocol] = registry.get("protocol", sampler.protocol)
+        start = StartingPoint.of(
+            request, protocol, self.modality, frontend, binding.space, self.device
+        )
+        space, length_space = start.space, None
+        # a row's end is drawn before anything else is decoded, or is a token like any other
+        draws_lengths = protocol.draws_lengths and self.modality.length_first
+        if draws_lengths and space.eos_token_id is not None:
+            if start.canvas is None:
+                start = replace(start, canvas=space.empty(len(items), self.device))
+            if request.start.source is None and request.start.frames is None:
+                length_space = space
+            space = without_eos(space)
+        num_prefix = 0 if start.prefix is None else len(start.prefix)
+        limits = item_limits([item.max_new_tokens for item in items], space, sampling)
+        if limits is not None and not protocol.left_to_right:
+            canvas = space.empty(len(items), self.device) if start.canvas is None else start.canvas
+            start = replace(start, canvas=filled_behind(canvas, limits + num_prefix, space))
+        vocabulary = partial(self.vocabulary, name)
+        space, sampling = controlled(
+            space, sampling, frontend, vocabulary, protocol.left_to_right, num_prefix
+        )
+        target = self.target(sampler, sampling, items, name, start.prefix, space)
+        target.limits = limits
+        if sampler.wraps:
+            target.evaluator = RunEvaluator(
+                self, request, space, frontend, start, protocol.left_to_right
+            )
+        drafts = tuple(
+            self._draft_target(request, sampling, name, frontend, start.prefix, space, draft)
+            for draft in (self.draft_names(request.spec, part) if sampler.drafted else ())
+        )
+        return PreparedRun(request, name, frontend, start, space, target, drafts, length_space)
+
+    def _as_stated(self, item: ItemPlan) -> ItemPlan:
+        """Return an item of an edit with the condition that its prompt states."""
+        return replace(item, condition=self.modality.as_stated(item.condition))
+
+    def run(self, prepared: PreparedRun) -> PipelineOutput:
+        """Decode the tokens of a prepared run, and its media."""
+        request = prepared.request
+        if request.split:
+            prepared.limit_batch(request.max_batch)
+        rng = CounterRNG([self.draw_key(i) for i in request.items], self.device)
+        canvas, length_pass = self.start_canvas(prepared, rng)
+        # positions after the prefix have the random numbers that they have without one
+        prefix = prepared.prefix
+        offset_rng = rng if prefix is None else OffsetRNG(rng, len(prefix))
+        callback, stream = request.callback, None
+        if request.on_chunk:
+            stream = self.stream_for(prepared, request.on_chunk)
+            callback = stream.following(callback, prefix)
+        last_step = LastStep(callback) if callback else None
+        interrupted = False
+        try:
+            out = request.sampler(
+                prepared.target,
+                offset_rng,
+                draft=prepared.draft,
+                canvas=canvas,
+                trace=request.trace,
+                callback=last_step,
+            )
+        except Interrupt:
+            if last_step is None:
+                raise
+            left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
+            out, interrupted = last_step.output(prepared.target.space, left_to_right), True
+        return self.complete(prepared, out, length_pass, stream, interrupted)
+
+    def start_canvas(
+        self, prepared: PreparedRun, rng: CounterRNG
+    ) -> tuple[Tensor | None, list[tuple[int, int]]]:
+        """Return the canvas that a run starts from, with the ends of rows where they come first.
+
+        Args:
+            prepared: the run.
+            rng: random numbers of its items.
+
+        Returns:
+            Canvas [B, T(, C)] or None, and what the forward pass of the lengths computed of each
+            row (``draw_lengths``), empty without one.
+        """
+        if prepared.length_space is None:
+            return prepared.start.canvas, []
+        request = prepared.request
+        lengths = self.target(
+            request.sampler,
+            prepared.target.sampling,
+            request.items,
+            prepared.model,
+            space=prepared.length_space,
+        )
+        max_batch = request.max_batch if request.split else None
+        return draw_lengths(lengths, rng, prepared.start.canvas, max_batch)
+
+    def stream_for(self, prepared: PreparedRun, on_chunk: OnChunk) -> Stream:
+        """Return the sender of the media of a run.
+
+        Args:
+            prepared: the run.
+            on_chunk: receiver of the parts.
+
+        Raises:
+            GenError: the media can only be decoded as a whole.
+        """
+        request, space = prepared.request, prepared.space
+        return stream_of(
+            self.modality,
+            prepared.frontend,
+            space,
+            len(request.items),
+            on_chunk,
+            lambda tokens: self.decode(tokens, space, prepared.frontend),
+            registry.get("protocol", request.sampler.protocol).left_to_right,
+            request.previews,
+        )
+
+    def complete(
+        self,
+        prepared: PreparedRun,
+        out: SampleOutput,
+        length_pass: list[tuple[int, int]],
+        stream: Stream | None = None,
+        interrupted: bool = False,
+    ) -> PipelineOutput:
+        """Return the output of a run and send what is left of its media.
+
+        Args:
+            prepared: the run.
+            out: tokens [B, T(, C)], statistics and traces of the sampler.
+            length_pass: what ``start_canvas`` computed.
+            stream: sender of the media; None where nobody receives them.
+            interrupted: whether a callback ended the run.
+        """
+        if prepared.prefix is not None:
+            out = out.with_prefix(prepared.prefix.to(out.tokens))
+        if length_pass:
+            out = add_length_pass(out, length_pass)
+        made = self.decode_outputs(prepared, out, None if interrupted else stream)
+        if stream is not None:
+            stream.finish(made.media)
+        return replace(made, interrupted=True) if interrupted else made
+
+    def decode_outputs(
+        self, prepared: PreparedRun, out: SampleOutput, stream: Stream | None = None
+    ) -> PipelineOutput:
+        """Return the output of a run, with the media of its tokens.
+
+        Args:
+            prepared: the run.
+            out: tokens [B, T(, C)], statistics and traces of the sampler.
+            stream: decoder that made the media while they were streamed.
+        """
+        request, space, frontend = prepared.request, prepared.space, prepared.frontend
+        decoded = None if stream is None else stream.decoded()
+        if decoded is None:
+            decoded = [self.decode(t, space, frontend) for t in out.tokens]
+        media = [
+            prepared.start.overlay(row, self.modality.complete(media, item.condition))
+            for row, (media, item) in enumerate(zip(decoded, request.items, strict=True))
+        ]
+        return PipelineOutput(
+            media=media,
+            tokens=out.tokens.cpu(),
+            stats=out.stats,
+            traces=out.traces,
+            items=list(request.items),
+            modality=self.modality.name,
+            model=prepared.model,
+            spec=request.spec,
+            guarantee=request.sampler.guarantee,
+            sampling=request.sampling,
+            device=self.device,
+            dtype=self.dtype,
+            start=request.start,
+            grid=space.grid,
+            model_options=self.model_options,
+            served=self.modality,
+            frontend=frontend,
+            logprobs=with_texts(out.logprobs, frontend),
+            candidates=decoded_on_demand(out.candidates, prepared.target.evaluator),
+        )
+
+    def decode(self, tokens: Tensor, space: TokenSpace, frontend: TokenFrontend) -> Any:
+        """Return the media of one row's tokens [T(, C)], up to its end.
+
+        Rows are decoded one at a time, so that media do not depend on a batch.
+        """
+        kept = space.before_end(tokens)
+        if not len(kept) and isinstance(frontend, TextBytes):
+            return ""
+        codes = self.modality.to_codes(kept[None], space)
+        media = self.modality.trim(frontend.postprocess(frontend.decode(codes)[0]))
+        return before_stop(media, space.stop) if space.stop else media

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.samplers.engine.causal_loop import CausalStep, StepContext
+from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.step_context import StepContext
 
 # how the children of a node are drawn from the distribution at it
 WITH_REPLACEMENT = "with_replacement"  # independently of each other

@@ -36,8 +36,9 @@ from torch import Tensor
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import StepContext, Verdict
+from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Tree
 
 ROW, UNIFORM, POINT = 0, 1, 2

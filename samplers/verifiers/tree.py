@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.samplers.engine.causal_loop import StepContext, Verdict
+from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.engine.tree import RANKS, Tree, node_positions
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gen.__main__ import main
-from gen.cli.listings.parameters import describe_sampler
+from gen.core.described import describe_sampler
 from gen.cli.names import source_names
 from gen.core.registry import registry
 

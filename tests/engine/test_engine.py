@@ -6,6 +6,7 @@ import io
 import random
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_steps_of_an_item_lead_to_its_tokens(engine):
     assert [step.nfe for step in steps] == list(range(1, made.stats[0].nfe + 1))
     assert steps[-1].known.all() and np.array_equal(steps[-1].tokens, made.tokens[0].numpy())
     assert sum(len(step.committed) for step in steps) == made.tokens.shape[1]
-    assert all(a.known.sum() < b.known.sum() for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a.known.sum() < b.known.sum() for a, b in pairwise(steps))
 
 
 def test_a_cancelled_request_frees_its_row_within_one_round(engine):

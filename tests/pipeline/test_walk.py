@@ -150,5 +150,5 @@ def test_the_way_from_tokens_to_a_file_is_short(pipe, tmp_path):
 def test_control_a_longer_way_is_seen(pipe):
     short, _ = walk(lambda: pipe("a small blue ring"), TOKENS)
     planned, _ = walk(lambda: list(pipe.plan("a red circle")), TOKENS)
-    assert ("Pipeline.run", "gen/pipeline/pipeline.py") in short
-    assert ("Pipeline.run", "gen/pipeline/pipeline.py") not in planned and planned
+    assert ("PreparedModels.run", "gen/pipeline/prompted.py") in short
+    assert ("PreparedModels.run", "gen/pipeline/prompted.py") not in planned and planned

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gen.cli.listings.text import first_sentence
+from gen.core.docstrings import first_sentence
 from gen.config.packaged import packaged
 from gen.core.paths import package_folders
 from gen.core.tables import EMPTY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gen.cli.listings.text import default_of, first_line
+from gen.core.docstrings import default_of, first_line
 from gen.contracts.checkpoint import options_of
 from gen.core.registry import registry
 

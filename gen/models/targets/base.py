@@ -4,7 +4,7 @@ sampler sees of a model. ``gen.models.targets.latent`` holds those of latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import IN_SPACE, SamplingParams, wide_dtype
+from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
+from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
 
 
@@ -502,59 +503,17 @@ class Target:
             consume: the logits are not needed any more.
             past: adds to guided logits [B, L, V] what depends on the tokens before.
         """
-        groups = None if sampling is not None else self._groups()
-        if groups is not None:
-            return self._of_groups(groups, *self._split(logits), legal)
-        params = sampling or self._common()
+        groups = [] if sampling is not None else self._groups()
+        if len(groups) > 1:
+            return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
+        params = sampling or groups[0][0]
         if self.bias is not None or past is not None:
             return params(self._scores(logits, past), None, legal, consume=True)
         return params(*self._split(logits), legal, consume=consume)
 
-    def _common(self) -> SamplingParams:
-        """Return the sampling parameters of the rows, which are the same for all."""
-        if self.item_sampling is None:
-            return self.sampling
-        return self.item_sampling[self.prompts.row_items[0]]
-
-    def _groups(self) -> dict[SamplingParams, list[int]] | None:
-        """Group the rows by their sampling parameters; None where all rows have the same."""
-        if self.item_sampling is None:
-            return None
-        groups: dict[SamplingParams, list[int]] = {}
-        for row, item in enumerate(self.prompts.row_items.tolist()):
-            groups.setdefault(self.item_sampling[item], []).append(row)
-        return groups if len(groups) > 1 else None
-
-    def _of_groups(
-        self,
-        groups: Mapping[SamplingParams, list[int]],
-        logits: Tensor,
-        uncond: Tensor | None,
-        legal: Tensor | None,
-    ) -> Tensor:
-        """Make log-probabilities [B, L, V] of rows with several sampling parameters.
-
-        Args:
-            groups: rows of each.
-            logits: floats [B, L, V] of the conditional branch.
-            uncond: those of the unconditional branch.
-            legal: allowed tokens, bool, broadcastable to [B, L, V].
-        """
-        out = logits.new_empty(logits.shape, dtype=wide_dtype(logits.dtype))
-        bias = None if self.bias is None else self.bias.to(out)
-        for params, rows in groups.items():
-            index = torch.tensor(rows, device=logits.device)
-            z = params.guide(logits[index], None if uncond is None else uncond[index])
-            z = z if bias is None else z + bias
-            own = (
-                legal[index] if legal is not None and legal.ndim == 3 and len(legal) > 1 else legal
-            )
-            out[index] = params(z, None, own, consume=True)
-        return out
-
     def _scores(self, logits: Tensor, past: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return guided logits [B, L, V] with all that is added to them; see ``_logprobs``."""
-        z = self._common().guide(*self._split(logits))
+        z = self._groups()[0][0].guide(*self._split(logits))
         if self.bias is not None:
             self.bias = self.bias.to(z)
             z = z + self.bias
@@ -570,14 +529,19 @@ class Target:
         return cond, uncond
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        groups = self._groups()
-        if groups is None:
-            scale = self._common().guidance_scale
-            return self._logprobs(logits, legal, SamplingParams(guidance_scale=scale))
-        raw: dict[SamplingParams, list[int]] = {}
-        for params, rows in groups.items():
-            raw.setdefault(SamplingParams(guidance_scale=params.guidance_scale), []).extend(rows)
-        return self._of_groups(raw, *self._split(logits), legal)
+        groups = [
+            (SamplingParams(guidance_scale=params.guidance_scale), rows)
+            for params, rows in self._groups()
+        ]
+        if len(groups) > 1:
+            return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
+        return self._logprobs(logits, legal, groups[0][0])
+
+    def _groups(self) -> Groups:
+        """Group the rows by their sampling parameters."""
+        if self.item_sampling is None:
+            return [(self.sampling, [])]
+        return grouped([self.item_sampling[item] for item in self.prompts.row_items.tolist()])
 
     def _under(self, logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return ``StepOutput.under`` for logits [H n, T, V] of both branches."""

@@ -219,8 +219,8 @@ class CausalTarget(Target):
             self._note(tokens, positions)
         elif self.history is not None:
             self._note_tree(tokens, positions, parents)
-        width, grid, fresh, prefix = tokens.shape[1], positions, self._fresh, None
-        prompt_states = None
+        width, grid, fresh = tokens.shape[1], positions, self._fresh
+        prefix = prompt_states = None
         if self.branches > 1:
             repeats = [1] * (tokens.ndim - 1)
             tokens = tokens.repeat(self.branches, *repeats)
@@ -233,10 +233,7 @@ class CausalTarget(Target):
             start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
         if self._has_fresh:
-            computed, alike = fresh, np.arange(self.rows)
-            if self._may_share:
-                alike = self._first_alike()
-                computed = fresh & (alike == np.arange(self.rows))
+            computed, alike = self._to_prefill()
             if not np.array_equal(computed, fresh):
                 self._share_prefill(first, alike)
             elif fresh.all() and parents is None:
@@ -245,11 +242,8 @@ class CausalTarget(Target):
                 slots = torch.cat([prefix, slots], 1)
             elif self.prompt.shape[1] > 1:
                 prompt_states = self._prefill(first, fresh)
-            num_computed = num_computed + np.where(
-                computed, self._prompt_positions[self.prompts.row_items], 0
-            )
-            padded = (self.prompt.shape[1] - 1) * self.branches
-            num_positions = num_positions + np.where(computed, padded, 0)
+            num_computed = num_computed + computed * self._prompt_positions[self.prompts.row_items]
+            num_positions = num_positions + computed * (self.prompt.shape[1] - 1) * self.branches
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
@@ -352,17 +346,21 @@ class CausalTarget(Target):
         of_prompts = {name: x[:, :-width] for name, x in states.items()}
         return PromptStates(every, of_prompts), {k: x[:, -width:] for k, x in states.items()}
 
-    @property
-    def _may_share(self) -> bool:
-        """True where rows with the same prompt may compute it once."""
-        wanted = self.shares_prefill and not self.hidden_layers and self.prompt.shape[1] > 1
-        return wanted and self.cache.copy_rows is not None
-
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
         their last."""
         column = torch.arange(self.prompt.shape[1] - 1, device=self.device)
         return torch.minimum(column.expand(len(self.prompt), -1), self.prompt_length[:, None] - 1)
+
+    def _to_prefill(self) -> tuple[np.ndarray, np.ndarray]:
+        """Find the new rows whose prompts are to be computed, bool [B], and the row whose prompt
+        each row has, int64 [B]."""
+        every = np.arange(self.rows)
+        wanted = self.shares_prefill and not self.hidden_layers and self.prompt.shape[1] > 1
+        if not wanted or self.cache.copy_rows is None:
+            return self._fresh, every
+        alike = self._first_alike()
+        return self._fresh & (alike == every), alike
 
     def _first_alike(self) -> np.ndarray:
         """Find the first new row with the prompt of each row: int64 [B], itself for old rows."""

@@ -45,9 +45,9 @@ from gen.core.sampler import Sampler, require_constraint_kept
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
-from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.stats import Counts, StatsRecorder
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked

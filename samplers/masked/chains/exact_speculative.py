@@ -34,7 +34,7 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
-from gen.samplers.engine.causal_loop import StepContext
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler
 from gen.samplers.verifiers.base import Proposal, first_rejected, resample_rejected
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.engine.causal_loop import StepContext
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler, at_least_one
 from gen.samplers.verifiers.base import Proposal, num_accepted
 

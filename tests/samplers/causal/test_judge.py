@@ -16,7 +16,7 @@ from gen.modalities.text import tasks as text_tasks
 from gen.models.targets.identity import distribution_of, target_digest
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
-from gen.samplers.engine.causal_loop import StepContext
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers.base import ROW, Proposal, Token
 from gen.samplers.verifiers.relaxed.judge import LAYER, LEAST, Judge, Probe, inputs_of
 

@@ -16,7 +16,8 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
-from gen.samplers.engine.causal_loop import StepContext, decode_causal
+from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, PositionVerifier, Proposal, Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 

@@ -20,7 +20,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.engine.causal_loop import StepContext
+from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers import base as verifiers
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, Token
 

@@ -7,7 +7,7 @@ import inspect
 import re
 from typing import Any
 
-from gen.cli.listings.text import default_of, first_line, unquoted
+from gen.core.docstrings import default_of, first_line, unquoted
 from gen.core.params import declared, part_kinds
 from gen.core.registry import registry
 from gen.core.sampler import PartSampler, describe_guarantee, resolve_sampler

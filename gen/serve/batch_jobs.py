@@ -1,0 +1,338 @@
+"""A batch as a job of ``gen.jobs``: its lines become rows, and its items become responses.
+
+Every output is a row with a seed of its own, so that an item is made once, whatever happens to
+server and workers. Lines that ask for the same output share its row.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fastapi.exceptions import RequestValidationError
+from PIL import Image
+from pydantic import ValidationError
+
+from gen.contracts.condition import Condition
+from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError, hint, shown
+from gen.core.files import put_text
+from gen.core.registry import registry
+from gen.serve.calls import Calls, Wanted
+from gen.serve.errors import ApiError, as_api_error, of_validation
+from gen.serve.fields import Fields
+from gen.serve.images import EXTENSIONS, ImageRequest
+from gen.serve.media import as_base64, encoded
+from gen.serve.motions import ActionRequest, MotionRequest, wanted_action, wanted_motion
+from gen.serve.speech import SpeechRequest, wanted_speech
+from gen.serve.texts import ChatRequest, CompletionRequest, wanted_chat, wanted_completion
+from gen.store.ledger import is_job, read_rows
+
+MOST_LINES = 50_000
+SEEDS = 2**31
+LOCATION = re.compile(r"^rows-\d+\.jsonl, line \d+: ")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Endpoint that a line may name.
+
+    Attributes:
+        fields: fields of its body.
+        kinds: modalities, or kinds of media, that it returns.
+        wanted: what a body asks for.
+        choices: whether a response has ``choices`` of text, or ``data`` of files.
+    """
+
+    fields: type[Fields]
+    kinds: tuple[str, ...]
+    wanted: Callable[[Any, Any], Wanted]
+    choices: bool = False
+
+
+def _images(body: ImageRequest, modality: Any) -> Wanted:
+    body.require_supported()
+    return Wanted.of(body, body.model, [body.prompt], n=body.n or 1)
+
+
+ENDPOINTS = {
+    "/v1/images/generations": Endpoint(ImageRequest, ("image",), _images),
+    "/v1/completions": Endpoint(
+        CompletionRequest, ("text",), lambda body, modality: wanted_completion(body), True
+    ),
+    "/v1/chat/completions": Endpoint(ChatRequest, ("text",), wanted_chat, True),
+    "/v1/audio/speech": Endpoint(SpeechRequest, ("audio",), wanted_speech),
+    "/v1/motions": Endpoint(MotionRequest, ("motion",), wanted_motion),
+    "/v1/actions": Endpoint(ActionRequest, ("action",), lambda body, modality: wanted_action(body)),
+}
+
+
+@dataclass
+class Line:
+    """Line of a batch.
+
+    Attributes:
+        custom_id: name that its author gave it.
+        rows: ids of the rows of its outputs.
+        model: id of the model.
+        extension: extension of its files.
+        form: what its outputs become: text, joints, actions or base64.
+        limit: ``max_new_tokens``.
+        error: why it cannot be made.
+    """
+
+    custom_id: str
+    rows: list[str]
+    model: str = ""
+    extension: str = ""
+    form: str = ""
+    limit: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class JobPlan:
+    """Rows of a batch in groups, each of which becomes an entry of a job.
+
+    Args:
+        calls: what knows the models.
+        endpoint: path that all lines name.
+    """
+
+    def __init__(self, calls: Calls, endpoint: str):
+        self.calls, self.path, self.endpoint = calls, endpoint, ENDPOINTS[endpoint]
+        self.groups: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self.known: dict[str, str] = {}  # what a row asks for, and its id
+        self.lines: list[Line] = []
+
+    def read(self, content: bytes) -> None:
+        """Read the lines of a file.
+
+        Raises:
+            ApiError: the file as a whole is no batch.
+        """
+        try:
+            lines = [line for line in content.decode("utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ApiError("the file is no UTF-8", "input_file_id", "invalid_file") from None
+        if not 0 < len(lines) <= MOST_LINES:
+            message = f"the file has {len(lines)} lines; expected 1 to {MOST_LINES}"
+            raise ApiError(message, "input_file_id", "invalid_file")
+        seen: set[str] = set()
+        for number, text in enumerate(lines, 1):
+            custom_id, body = self._parts(text, number, seen)
+            try:
+                self.lines.append(self._line(custom_id, body))
+            except (RequestValidationError, GenError) as error:
+                is_field = isinstance(error, RequestValidationError)
+                found = of_validation(error) if is_field else as_api_error(error)
+                self.lines.append(Line(custom_id, [], error=found.body["error"]))
+
+    def _parts(self, text: str, number: int, seen: set[str]) -> tuple[str, Any]:
+        """Return the name and the body of a line. Raises ``ApiError`` for one that is none."""
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        where = f"line {number} of the file"
+        names = ("custom_id", "method", "url", "body")
+        if not isinstance(line, dict) or not isinstance(line.get("custom_id"), str):
+            message = f"{where} is {shown(text)}; expected an object of {', '.join(names)}"
+            raise ApiError(message, "input_file_id", "invalid_file")
+        for name in line:
+            if name not in names:
+                message = f"{where} has {shown(name)}.{hint(name, names)}"
+                raise ApiError(message, "input_file_id", "invalid_file")
+        custom_id = line["custom_id"]
+        if custom_id in seen or len(custom_id) > 200:
+            message = f"{where} has the custom_id {shown(custom_id)} again, or a long one"
+            raise ApiError(message, "input_file_id", "duplicate_custom_id")
+        seen.add(custom_id)
+        if line.get("url") != self.path or line.get("method", "POST") != "POST":
+            message = f"{where} is no POST of {self.path}, the endpoint of the batch"
+            raise ApiError(message, "input_file_id", "mismatched_endpoint")
+        return custom_id, line.get("body")
+
+    def _line(self, custom_id: str, values: Any) -> Line:
+        """Return a line whose rows are planned. Raises for a body that cannot be made."""
+        try:
+            body: Any = self.endpoint.fields.model_validate(values, strict=True)
+        except ValidationError as error:
+            problems = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+            raise RequestValidationError(problems) from None
+        served = self.calls.served(body.model, self.endpoint.kinds, self.path)
+        modality = self.calls.engine.models.pipeline(body.model).modality
+        wanted = self.endpoint.wanted(body, modality)
+        refuse_streams(body, wanted)
+        form, extension = form_of(body)
+        seed = secrets.randbelow(SEEDS) if wanted.seed is None else wanted.seed
+        entry: dict[str, Any] = {"modality": served.modality, "model": served.model}
+        if wanted.sampler is not None:
+            entry["sampler"] = wanted.sampler
+        if extension != registry.get("modality", served.modality).extension:
+            entry["format"] = extension
+        limit = wanted.sampling.get("max_new_tokens")
+        line = Line(custom_id, [], body.model, extension, form, limit)
+        for prompt in wanted.prompts:
+            for sample in range(wanted.n):
+                row = {**row_of(prompt), "seed": seed + sample, "sampling": wanted.sampling}
+                if wanted.start.frames is not None:
+                    row["frames"] = wanted.start.frames
+                line.rows.append(self._row(entry, row))
+        return line
+
+    def _row(self, entry: dict[str, Any], row: dict[str, Any]) -> str:
+        """Plan a row, or find the one that is the same; return its id."""
+        parts = sorted(row.keys() - {"prompt", "seed", "sampling"})
+        group = json.dumps([entry, parts], sort_keys=True)
+        key = json.dumps([group, row], sort_keys=True)
+        if key not in self.known:
+            self.known[key] = f"row-{len(self.known)}"
+            rows = self.groups.setdefault(group, (entry, []))[1]
+            rows.append({"id": self.known[key], **row})
+        return self.known[key]
+
+    def write(self, folder: Path, device: str, dtype: str) -> None:
+        """Write the job, and what becomes of its items.
+
+        Args:
+            folder: folder of the batch.
+            device: device of the models.
+            dtype: floating-point type of them.
+        """
+        jobs: list[dict[str, Any]] = []
+        for n, (entry, rows) in enumerate(self.groups.values()):
+            path = folder / f"rows-{n}.jsonl"
+            put_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+            jobs.append({**entry, "prompts_file": str(path)})
+        job = {
+            "jobs": jobs,
+            "out": str(folder / "job"),
+            "device": device,
+            "dtype": dtype,
+            "trace": 0,
+        }
+        put_text(folder / "job.yaml", yaml.safe_dump(job, sort_keys=False))
+        put_text(folder / "lines.json", json.dumps([vars(line) for line in self.lines]))
+
+
+def refuse_streams(body: Any, wanted: Wanted) -> None:
+    """Refuse what a line cannot ask for. Raises ``ApiError``."""
+    fields = type(body).model_fields
+    if ("stream" in fields and body.stream) or ("stream_format" in fields and body.stream_format):
+        raise ApiError("a line of a batch cannot stream", "stream", "unsupported_value")
+    if wanted.start != EditSpec(frames=wanted.start.frames):
+        message = "a line of a batch cannot edit or continue media"
+        raise ApiError(message, "prefix", "unsupported_value")
+    if wanted.sampling.get("logprobs") is not None:
+        message = "a line of a batch cannot return log-probabilities"
+        raise ApiError(message, "logprobs", "unsupported_value")
+
+
+def form_of(body: Any) -> tuple[str, str]:
+    """Return what the outputs of a body become, and the extension of their files."""
+    if isinstance(body, ImageRequest):
+        return "base64", EXTENSIONS[body.output_format or "png"]
+    if isinstance(body, SpeechRequest):
+        if body.format == "pcm":
+            message = "a line of a batch cannot be pcm; expected wav, flac or mp3"
+            raise ApiError(message, "response_format", "unsupported_value")
+        return "base64", body.format
+    if isinstance(body, MotionRequest):
+        if body.response_format not in (None, "joints", "npz"):
+            message = f"response_format is {body.response_format}; expected joints or npz"
+            raise ApiError(message, "response_format", "unsupported_value")
+        return body.response_format or "joints", "npz"
+    if isinstance(body, ActionRequest):
+        return "action", "npz"
+    return "message" if isinstance(body, ChatRequest) else "text", "txt"
+
+
+def row_of(prompt: Any) -> dict[str, Any]:
+    """Return the prompt and the further parts of a condition as a row of input."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    given = Condition.of(prompt)
+    found: dict[str, Any] = {"prompt": given.text or ""}
+    for part in given.parts:
+        value = getattr(given, part)
+        if part == "observation":
+            found[part] = {k: plain_medium(v) for k, v in value.items()}
+        elif part != "text":
+            found[part] = [plain_medium(v) for v in value]
+    return found
+
+
+def plain_medium(value: Any) -> Any:
+    """Return bytes and images as base64; anything else as it is."""
+    if isinstance(value, Image.Image):
+        file = io.BytesIO()
+        value.save(file, "PNG")
+        value = file.getvalue()
+    return {"base64": as_base64(value)} if isinstance(value, bytes) else value
+
+
+def results(folder: Path, failure: str) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """Yield whether each line succeeded, and its line of the output or error file.
+
+    Args:
+        folder: folder of the batch.
+        failure: message of items that are not there.
+    """
+    job = folder / "job"
+    rows = (
+        {row["input_id"]: row for row in read_rows(job) if "input_id" in row} if is_job(job) else {}
+    )
+    for values in json.loads((folder / "lines.json").read_text(encoding="utf-8")):
+        line = Line(**values)
+        error, data = line.error, []
+        try:
+            data = [] if error else [_output(job, rows, name, line, failure) for name in line.rows]
+        except GenError as problem:
+            error = as_api_error(problem).body["error"]
+        name = secrets.token_hex(12)
+        head = {"id": f"batch_req_{name}", "custom_id": line.custom_id}
+        body = {"error": error} if error else _body(line, data)
+        response = {"status_code": 400 if error else 200, "request_id": f"req_{name}", "body": body}
+        yield not error, {**head, "response": response, "error": None}
+
+
+def _body(line: Line, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body of the response of a line."""
+    if line.form in ("text", "message"):
+        name = "chat.completion" if line.form == "message" else "text_completion"
+        choices = [{"index": i, **choice} for i, choice in enumerate(data)]
+        return {"object": name, "model": line.model, "choices": choices}
+    indexed = [{"index": i, **entry} for i, entry in enumerate(data)]
+    return {"object": "list", "model": line.model, "data": indexed}
+
+
+def _output(
+    job: Path, rows: Mapping[str, dict[str, Any]], name: str, line: Line, failure: str
+) -> dict[str, Any]:
+    """Return one output of a line. Raises ``ApiError`` for an item that failed."""
+    row = rows.get(name)
+    if row is None or row["status"] != "ok":
+        message = failure if row is None else str(row["error"])
+        raise ApiError(LOCATION.sub("", message), "prompt", "invalid_value")
+    modality = registry.get("modality", row["modality"])()
+    media = modality.load(job / row["file"])
+    names = ("seed", "nfe", "guarantee", "tokens", "draft_acceptance_rate", "seconds")
+    info = {key: row.get(key) for key in names} | {"sampler": row["sampler"]}
+    if line.form in ("text", "message"):
+        ended = "length" if row["tokens"] == line.limit else "stop"
+        said = {"message": {"role": "assistant", "content": media}}
+        what = said if line.form == "message" else {"text": media}
+        return {**what, "finish_reason": ended, "logprobs": None, "gen": info}
+    if line.form == "joints":
+        return {"joints": media.joints.astype(float).round(5).tolist(), "gen": info}
+    if line.form == "action":
+        return {"action": media.action.tolist(), "gen": info}
+    # written again, a file holds no facts about this machine
+    return {"b64_json": as_base64(encoded(modality, media, line.extension)), "gen": info}

@@ -1,0 +1,146 @@
+"""Errors as OpenAI's API shows them: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from gen.core.errors import GenError, shown
+from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
+
+LOG = logging.getLogger("gen.serve")
+INVALID, RATE, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+CLOSED = 499  # status of a request whose client left; nobody reads it
+# messages of gen, and the parameter that they are about
+ABOUT = (
+    (r"^(sampler\.\w+)", r"\1"),
+    (r"^sampling\.(\w+)", r"\1"),
+    (r"^unknown (?:sampling key|keyword) '(\w+)'", r"\1"),
+    (r"^unknown parameter of sampler '[^']*': '(\w+)'", r"sampler.\1"),
+    (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
+    (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
+    (r"^the mask\b", "mask"),
+)
+STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+class ApiError(GenError):
+    """Refusal of a request.
+
+    Attributes:
+        status: HTTP status.
+        param: parameter that the message is about.
+        code: short name of the reason.
+        kind: ``type`` of the error.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        kind: str = INVALID,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.param, self.code, self.kind = status, param, code, kind
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Error object of the response."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """Return the response."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def too_many(message: str, seconds: float, code: str) -> ApiError:
+    """Return the error of a request that may come again after some seconds."""
+    after = {"Retry-After": str(max(1, round(seconds)))}
+    return ApiError(message, None, code, 429, RATE, after)
+
+
+def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
+    """Return any error of a request as a refusal.
+
+    Args:
+        error: what was raised.
+        param: parameter that messages of no other one are about.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return too_many(str(error), error.retry_after, "queue_full")
+    if isinstance(error, DeadlineExceeded):
+        # another try would take as long
+        headers = {"x-should-retry": "false"}
+        return ApiError(str(error), "deadline", "deadline_exceeded", 504, "timeout_error", headers)
+    if isinstance(error, Cancelled):
+        return ApiError(str(error), None, "cancelled", CLOSED)
+    if isinstance(error, GenError):
+        message = str(error)
+        found = next((m.expand(to) for p, to in ABOUT if (m := re.search(p, message))), param)
+        return ApiError(message.removeprefix("sampling."), found, "invalid_value")
+    LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
+    return ApiError("the server failed", None, "internal_error", 500, SERVER)
+
+
+def of_validation(errors: RequestValidationError) -> ApiError:
+    """Return the first error of a body, query or path that does not fit its schema."""
+    error = errors.errors()[0]
+    inner = error.get("ctx", {}).get("error")
+    if isinstance(inner, ApiError):
+        return inner
+    names = [str(part) for part in error["loc"][1:] if not str(part).endswith("()")]
+    param = ".".join(names) or None
+    if error["type"] == "json_invalid":
+        return ApiError(f"the body is no JSON: {error['ctx']['error']}", None, "invalid_json")
+    if error["type"] == "missing":
+        return ApiError(f"{param or 'the body'} is missing", param, "missing_parameter")
+    expected = re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", error["msg"])
+    message = f"{param or 'the body'} is {shown(error.get('input'))}; expected {expected}"
+    code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
+    return ApiError(message, param, code)
+
+
+def of_http(error: HTTPException, path: str = "") -> ApiError:
+    """Return the error of a path or method that does not exist, or of a broken form."""
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"there is no {shown(path)[1:-1]}; expected a path of /openapi.json"
+    kind = STATUS_KINDS.get(error.status_code, INVALID if error.status_code < 500 else SERVER)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return ApiError(message, None, code, error.status_code, kind, error.headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of an application one of OpenAI's error objects."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError):
+        return of_validation(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException):
+        return of_http(error, request.url.path).response()
+
+    @app.exception_handler(GenError)
+    async def refused(request: Request, error: GenError):
+        return as_api_error(error).response()
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception):
+        return as_api_error(error).response()

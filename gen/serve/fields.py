@@ -1,0 +1,111 @@
+"""Fields of requests that several endpoints share, checked by pydantic.
+
+gen's own parameters stand beside OpenAI's, as ``extra_body`` of the client sends them. An unknown
+field is refused with the nearest name, and NaN and infinity wherever they stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from gen.core.errors import hint, listed, shown
+from gen.core.sampling_params import SAMPLING_FIELDS
+from gen.serve.errors import ApiError
+from gen.serve.samplers import require_served
+
+DEEPEST = 64  # lists and objects in each other
+Text = Annotated[str, StringConstraints(max_length=100_000)]
+Name = Annotated[str, StringConstraints(max_length=200)]
+
+
+class Fields(BaseModel):
+    """Body of a request: no field may be unknown, and no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_and_finite(cls, values: Any) -> Any:
+        """Refuse unknown fields, NaN and infinity. Raises ``ApiError``."""
+        if isinstance(values, Mapping):
+            known = sorted(field.alias or name for name, field in cls.model_fields.items())
+            for name in values:
+                if name not in known:
+                    message = f"unknown parameter {shown(name)}.{hint(name, known)}{listed(known)}"
+                    raise ApiError(message, str(name)[:100], "unknown_parameter")
+                require_finite(values[name], str(name))
+        return values
+
+
+def require_finite(value: Any, name: str, depth: int = 0) -> None:
+    """Refuse NaN, infinity, deep nesting and half surrogate pairs. Raises ``ApiError``."""
+    param = name.partition(".")[0]
+    if depth > DEEPEST:
+        message = f"{param} nests more than {DEEPEST} lists and objects"
+        raise ApiError(message, param, "invalid_value")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ApiError(f"{name} is {value}; expected a finite number", name, "invalid_value")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            message = f"{name} holds half of a surrogate pair; expected text in Unicode"
+            raise ApiError(message, name, "invalid_value") from None
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            require_finite(key, param, depth + 1)
+            require_finite(inner, f"{name}.{key}"[:200], depth + 1)
+    elif isinstance(value, list):
+        for n, inner in enumerate(value):
+            require_finite(inner, f"{name}.{n}"[:200], depth + 1)
+
+
+class SamplerFields(Fields):
+    """Parameters of gen that every endpoint takes: the sampler, its seed, and the deadline."""
+
+    sampler: Name | dict[str, Any] | None = Field(
+        None, description="Sampler or preset, or an object of its name and parameters."
+    )
+    seed: int | None = Field(None, description="Seed of the first output of every prompt.")
+    deadline: float | None = Field(
+        None, gt=0, description="Seconds after which the request fails (504)."
+    )
+    user: Name | None = Field(None, description="Taken for compatibility; not used.")
+    safety_identifier: Name | None = Field(None, description="Taken for compatibility; not used.")
+    temperature: float | None = Field(None, description="Divisor of the logits.")
+    top_p: float | None = Field(None, description="Mass of the most probable tokens that stay.")
+    top_k: int | None = Field(None, description="Number of most probable tokens that stay.")
+    min_p: float | None = Field(None, description="Least probability, relative to the largest.")
+    guidance_scale: float | None = Field(None, description="Weight of classifier-free guidance.")
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str | list[int]] | None = None
+
+    def chosen_sampler(self) -> str | dict[str, Any] | None:
+        """Return the sampler. Raises ``ApiError`` for one that names files or code."""
+        if self.sampler is not None:
+            require_served(self.sampler)
+        return self.sampler
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the sampling parameters that came."""
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS if name in self._names()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _names(self) -> set[str]:
+        return set(type(self).model_fields)
+
+
+def only(value: Any, allowed: tuple[Any, ...], param: str, why: str) -> None:
+    """Refuse a value of a field of OpenAI's that gen cannot honour. Raises ``ApiError``."""
+    if value is not None and value not in allowed:
+        expected = " or ".join(map(shown, allowed)) or "nothing"
+        message = f"{param} is {shown(value)}, and {why}; expected {expected}"
+        raise ApiError(message, param, "unsupported_value")

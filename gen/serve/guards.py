@@ -1,0 +1,234 @@
+"""Guards before all routes: API key, other sites, rate, size and pace of a request.
+
+They are plain ASGI: a response that streams goes through them piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import OrderedDict
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gen.serve.errors import ApiError, too_many
+from gen.serve.metrics import Metrics
+from gen.serve.settings import Settings, is_loopback
+
+# paths that need no key: the page asks for one, and uses it for everything else
+OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
+OPEN_BELOW = ("/static/",)
+CLIENTS = 10_000  # clients whose rates are remembered
+MOST_DRAINED = 256_000_000  # bytes of a refused body that are read and thrown away
+DRAINED_SECONDS = 5.0
+
+
+class Rates:
+    """Requests of each client in the last minute, as buckets that fill up again.
+
+    Args:
+        per_minute: requests of a client per minute, which may come at once.
+    """
+
+    def __init__(self, per_minute: int):
+        self.per_minute = per_minute
+        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait(self, client: str, now: float) -> float:
+        """Count a request; return the seconds after which the client may send one, 0 for now."""
+        left, since = self.buckets.pop(client, (float(self.per_minute), now))
+        left = min(self.per_minute, left + (now - since) * self.per_minute / 60)
+        wait = 0.0 if left >= 1 else (1 - left) * 60 / self.per_minute
+        self.buckets[client] = (left - (wait == 0), now)
+        if len(self.buckets) > CLIENTS:
+            self.buckets.popitem(last=False)
+        return wait
+
+
+class Guards:
+    """Middleware that refuses requests before they are read.
+
+    Args:
+        app: what comes behind.
+        settings: settings of the server.
+        metrics: where responses are counted.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
+        self.app, self.settings, self.metrics, self.open = app, settings, metrics, 0
+        self.rates = None if settings.rate is None else Rates(settings.rate)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return None
+        pace = Pace(self.settings, scope, receive, send)
+        self.open += 1
+        try:
+            self._check(scope)
+            await self.app(scope, pace.receive, pace.send)
+        except ApiError as error:
+            await pace.refuse(error)
+        finally:
+            self.open -= 1
+            route = scope.get("route")
+            path = route.path_format if isinstance(route, Route) else "none"
+            self.metrics.responses.labels(path, str(pace.status)).inc()
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse a request by its head alone. Raises ``ApiError``."""
+        headers, path = Headers(scope=scope), scope["path"]
+        key = self._key(headers)
+        if not self.settings.api_keys:
+            require_local(headers)
+        elif key is None and path not in OPEN and not path.startswith(OPEN_BELOW):
+            raise ApiError(
+                "the API key is missing or wrong; expected the header Authorization: Bearer KEY",
+                None,
+                "invalid_api_key",
+                401,
+                "authentication_error",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        if path == "/health":
+            return
+        if self.open > self.settings.max_open:
+            raise too_many(f"{self.open} requests are open", 1, "too_many_requests")
+        if self.rates is not None:
+            client = key or (scope.get("client") or ("",))[0]
+            wait = self.rates.wait(client, time.monotonic())
+            if wait:
+                limit = f"more than {self.rates.per_minute} requests in a minute"
+                raise too_many(limit, wait, "rate_limit_exceeded")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self.settings.max_body:
+            raise too_large(length, self.settings.max_body)
+
+    def _key(self, headers: Headers) -> str | None:
+        """Return the key that a request brings, if it is right; it is compared in constant time."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
+        given = given.strip().encode()
+        right = [key for key in self.settings.api_keys if hmac.compare_digest(key.encode(), given)]
+        return right[0] if right else None
+
+
+class Pace:
+    """Body and response of one request, neither larger nor slower than the settings say.
+
+    Args:
+        settings: settings of the server.
+        scope: scope of the request.
+        receive: source of the body.
+        send: sink of the response.
+    """
+
+    def __init__(self, settings: Settings, scope: Scope, receive: Receive, send: Send):
+        self.settings, self.scope = settings, scope
+        self._receive, self._send = receive, send
+        self.error: ApiError | None = None
+        self.whole = self.refused = False
+        self.status = 0  # of the response; 0 while there is none
+        self.bytes, self.until = 0, time.monotonic() + settings.body_timeout
+
+    async def receive(self) -> Message:
+        """Return the next part of the body; later, that the client left.
+
+        Raises:
+            ApiError: the body is too large or too slow. It is the response, whatever the
+                application makes of it.
+        """
+        if self.whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            self.error = too_slow(self.settings.body_timeout)
+            raise self.error from None
+        self.bytes += len(message.get("body", b""))
+        self.whole = not message.get("more_body", False)
+        if self.bytes > self.settings.max_body:
+            self.error = too_large(f"more than {self.settings.max_body}", self.settings.max_body)
+            raise self.error
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response. Raises ``TimeoutError`` if the client does not take it."""
+        if self.error is not None:
+            if not self.refused:
+                await self.refuse(self.error)
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        async with asyncio.timeout(self.settings.send_timeout):
+            await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send an error, once the client has sent its body: many read no response before."""
+        self.refused, self.status = True, error.status
+        left, until = MOST_DRAINED, time.monotonic() + DRAINED_SECONDS
+        try:
+            while not self.whole and left > 0:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    message = await self._receive()
+                left -= len(message.get("body", b""))
+                self.whole = not message.get("more_body", False)
+        except TimeoutError:
+            pass  # it is told now, and its connection closed
+        await error.response()(self.scope, self._receive, self._send)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """Return the error of a body that did not arrive."""
+    return ApiError(
+        f"the body did not arrive within {seconds:g} seconds",
+        None,
+        "request_timeout",
+        408,
+        "timeout_error",
+        {"Connection": "close"},
+    )
+
+
+def too_large(came: Any, most: int) -> ApiError:
+    """Return the error of a body of too many bytes."""
+    return ApiError(
+        f"the body has {came} bytes; expected at most {most}",
+        None,
+        "request_too_large",
+        413,
+        headers={"Connection": "close"},
+    )
+
+
+def require_local(headers: Headers) -> None:
+    """Refuse requests that pages of other sites send through a browser of this machine.
+
+    The header ``Host`` must name this machine, and so must ``Origin``. Raises ``ApiError``.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    site = host if origin is None else origin.partition("://")[2] or origin
+    if not (is_loopback(_name(host)) and is_loopback(_name(site))):
+        raise ApiError(
+            "the request comes from elsewhere, and the server has no API key; expected a page of"
+            " this server or a program of this machine",
+            None,
+            "forbidden_origin",
+            403,
+            "permission_error",
+        )
+
+
+def _name(host: str) -> str:
+    """Return the name in a ``Host``, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

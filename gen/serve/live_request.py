@@ -1,0 +1,231 @@
+"""Call as the page asks for it, and the same call as Python, as curl and as a job file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gen.config.yaml_text import dump_yaml
+from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError, bad_value, shown, unknown
+from gen.core.paths import exists
+from gen.core.registry import SAMPLER_KINDS, registry
+from gen.core.sampling_params import SamplingParams
+from gen.engine.engine import Engine
+from gen.serve.live_media import read_file
+
+MOST_SAMPLES = 8
+MOST_PREVIEWS = 64
+LONGEST_PROMPT = 20_000  # characters
+LARGEST_SEED = 2**31 - 1
+# starts of a call, and the names of their files in the copied call
+FILES = ("source", "mask", "prefix")
+KEYS = (
+    "model", "prompt", "sampler", "sampling", "seed", "num_samples", "partial_images", *FILES
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LiveRequest:
+    """Call that the page asks for.
+
+    Attributes:
+        model: id of a served model.
+        prompt: the prompt.
+        sampler: sampler with its parameters, ``{"name": ...}``; None for the model's own.
+        sampling: sampling parameters that differ from the model's.
+        seed: seed of the first output.
+        num_samples: outputs.
+        partial_images: previews of each image.
+        files: files to edit or to continue, each with ``name`` and ``data`` (base64).
+
+    Raises:
+        GenError: a value of another type or range.
+    """
+
+    model: str
+    prompt: str
+    sampler: Mapping[str, Any] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    num_samples: int = 1
+    partial_images: int = 16
+    files: Mapping[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, longest in (("model", 200), ("prompt", LONGEST_PROMPT)):
+            value = vars(self)[name]
+            if not isinstance(value, str) or len(value) > longest:
+                raise bad_value(name, value, f"a text of at most {longest} characters")
+        for name, least, most in (
+            ("seed", 0, LARGEST_SEED),
+            ("num_samples", 1, MOST_SAMPLES),
+            ("partial_images", 0, MOST_PREVIEWS),
+        ):
+            value = vars(self)[name]
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise bad_value(name, value, f"an integer from {least} to {most}")
+        if self.sampler is not None and not isinstance(self.sampler, Mapping):
+            raise bad_value("sampler", self.sampler, "an object with a name and parameters")
+        _require_words(self.sampler)
+        if not isinstance(self.sampling, Mapping):
+            raise bad_value("sampling", self.sampling, "an object of sampling parameters")
+        for name in self.sampling:
+            if name not in SamplingParams.__dataclass_fields__:
+                raise unknown("sampling parameter", name, SamplingParams.__dataclass_fields__)
+        for name, value in self.sampling.items():
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise bad_value(f"sampling.{name}", value, "a finite number")
+        for name, file in self.files.items():
+            if not isinstance(file, Mapping) or not all(
+                isinstance(file.get(key), str) for key in ("name", "data")
+            ):
+                raise bad_value(name, file, "an object with the texts name and data")
+
+    @classmethod
+    def read(cls, asked: Mapping[str, Any]) -> LiveRequest:
+        """Return the call of a JSON object. Raises ``GenError`` for what it cannot be."""
+        for name in asked:
+            if name not in KEYS:
+                raise unknown("key", name, KEYS)
+        for name in ("model", "prompt"):
+            if name not in asked:
+                raise GenError(f"{name} is missing; expected model and prompt")
+        files = {name: asked[name] for name in FILES if asked.get(name) is not None}
+        plain = {k: v for k, v in asked.items() if k not in FILES and v is not None}
+        return cls(**plain, files=files)
+
+    def start(self, engine: Engine) -> EditSpec:
+        """Return what the call starts from. Raises ``GenError`` for a file that is unreadable."""
+        modality = engine.models.pipeline(self.model).modality
+        return EditSpec(
+            **{name: read_file(modality, file, name) for name, file in self.files.items()}
+        )
+
+    @property
+    def spec(self) -> str | dict[str, Any] | None:
+        """Sampler as short as it can be written."""
+        if self.sampler is None:
+            return None
+        spec = dict(self.sampler)
+        return spec["name"] if set(spec) == {"name"} else spec
+
+    @property
+    def folder(self) -> str:
+        """Folder of the outputs in the copied call; other calls have other ones."""
+        told = json.dumps([vars(self)[key] for key in self.__dataclass_fields__], sort_keys=True)
+        name = "" if self.sampler is None else f"-{self.sampler.get('name')}"
+        return f"out/{self.model}{name}-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+    @property
+    def file_names(self) -> dict[str, str]:
+        """Names of the files in the copied call."""
+        return {
+            name: f"{name}.{file['name'].rpartition('.')[2]}" for name, file in self.files.items()
+        }
+
+
+def _require_words(value: Any) -> None:
+    """Refuse a sampler that names files or code: texts of it are names alone.
+
+    Raises:
+        GenError: a text could be a path or an import path.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            _require_words(inner)
+    is_name = isinstance(value, str) and re.fullmatch(r"[\w+ ,-]*", value)
+    kinds = (*SAMPLER_KINDS, "scorer")
+    is_registered = any(value in registry.table(kind) for kind in kinds if is_name)
+    if isinstance(value, str) and (not is_name or (exists(value) and not is_registered)):
+        raise bad_value("sampler", value, "a name, since a request cannot name files or code")
+
+
+def copied(request: LiveRequest, engine: Engine, address: str) -> dict[str, str]:
+    """Return the call as ``python``, ``curl`` and ``job``, each to be run as it is.
+
+    Args:
+        request: the call.
+        engine: the engine, whose models have names.
+        address: address of the server, such as ``http://localhost:8123``.
+    """
+    served = engine.models.get(request.model)
+    return {
+        "python": _python(request, served.modality, served.model),
+        "curl": _curl(request, address),
+        "job": _job(request, served.modality, served.model),
+    }
+
+
+def _python(request: LiveRequest, modality: str, model: str | None) -> str:
+    given = repr(modality) if model is None else f"{modality!r}, model={model!r}"
+    words: dict[str, Any] = {}
+    if request.sampler is not None:
+        words["sampler"] = request.spec
+    words |= request.file_names
+    words |= {"num_samples": request.num_samples, "seed": request.seed, **request.sampling}
+    lines = "".join(f"    {key}={value!r},\n" for key, value in words.items())
+    return (
+        f"import gen\n\npipe = gen.load({given})\n"
+        f"out = pipe(\n    {request.prompt!r},\n{lines})\n"
+        f"print(out)\nout.save({request.folder!r})\n"
+    )
+
+
+def _curl(request: LiveRequest, address: str) -> str:
+    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt}
+    if request.sampler is not None:
+        body["sampler"] = dict(request.sampler)
+    body |= {"sampling": dict(request.sampling), "seed": request.seed}
+    body["num_samples"] = request.num_samples
+    text = json.dumps(body)
+    if request.files:  # the shell puts the files in
+        parts = ", ".join(
+            f'"{key}": {{"name": "{name}", "data": "$(base64 < {name} | tr -d \'\\n\')"}}'
+            for key, name in request.file_names.items()
+        )
+        text = f"{_in_heredoc(text)[:-1]}, {parts}}}"
+    end = "END" if request.files else "'END'"
+    return (
+        f"curl -N {address}/live/generate -H 'Content-Type: application/json' -d @- <<{end}\n"
+        f"{text}\nEND\n"
+    )
+
+
+def _in_heredoc(text: str) -> str:
+    """Return a text whose words the shell leaves as they are."""
+    for letter in "\\$`":
+        text = text.replace(letter, f"\\{letter}")
+    return text
+
+
+def _job(request: LiveRequest, modality: str, model: str | None) -> str:
+    tree: dict[str, Any] = {"modality": modality}
+    if model is not None:
+        tree["model"] = model
+    if request.sampler is not None:
+        tree["sampler"] = request.spec
+    if request.sampling:
+        tree["sampling"] = dict(request.sampling)
+    tree |= {"prompts": [request.prompt], "num_samples": request.num_samples}
+    tree |= {"seed": request.seed, **request.file_names, "out": request.folder}
+    return dump_yaml(tree)
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises ``GenError`` for anything else."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        text = shown(content[:1000].decode(errors="replace"))
+        raise GenError(f"the body is {text}; expected a JSON object")
+    return value

@@ -1,0 +1,190 @@
+"""Bytes of media: files of what was made, and what a request brings.
+
+A request brings media as bytes, base64 or ``data:`` URIs. A text is never taken for a path or an
+address.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+from gen.contracts.modality import Modality
+from gen.core.errors import GenError, shown
+from gen.media.given import DATA, data_bytes
+from gen.serve.errors import ApiError
+
+MOST_PIXELS = 64_000_000  # of an image
+MOST_UNPACKED = 256_000_000  # bytes of the arrays of an archive
+TYPES = {
+    "png": "image/png",
+    "webp": "image/webp",
+    "jpg": "image/jpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "pcm": "audio/pcm",
+    "mp4": "video/mp4",
+    "gif": "image/gif",
+    "mkv": "video/x-matroska",
+    "npz": "application/octet-stream",
+    "bvh": "text/plain",
+}
+# beginning of a file, position of it, and the extension that such files have
+SIGNS = (
+    (b"\x89PNG", 0, "png"),
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"WEBP", 8, "webp"),
+    (b"WAVE", 8, "wav"),
+    (b"fLaC", 0, "flac"),
+    (b"ID3", 0, "mp3"),
+    (b"\xff\xfb", 0, "mp3"),
+    (b"ftyp", 4, "mp4"),
+    (b"GIF8", 0, "gif"),
+    (b"\x1aE\xdf\xa3", 0, "mkv"),
+    (b"PK\x03\x04", 0, "npz"),
+    (b"HIERARCHY", 0, "bvh"),
+)
+
+
+def encoded(modality: Modality, media: Any, extension: str, info: Any = None) -> bytes:
+    """Return the file of an output, as ``gen sample`` writes it.
+
+    Args:
+        modality: modality of the output.
+        media: the output.
+        extension: extension of the file, one of its formats or of ``also``.
+        info: facts to write into the file.
+    """
+    with TemporaryDirectory(prefix="gen-serve-") as folder:
+        path = Path(folder) / f"media.{extension}"
+        write = modality.save_also if extension in modality.also else modality.save
+        write(media, path, dict(info or {}))
+        return path.read_bytes()
+
+
+def as_base64(content: bytes) -> str:
+    """Return bytes as base64."""
+    return base64.b64encode(content).decode("ascii")
+
+
+def wav_header(rate: int, channels: int = 1) -> bytes:
+    """Return the header of a WAV stream whose length is unknown: both sizes are 0xFFFFFFFF."""
+    unknown, block = b"\xff\xff\xff\xff", 2 * channels
+    numbers = ((16, 4), (1, 2), (channels, 2), (rate, 4), (rate * block, 4), (block, 2), (16, 2))
+    fields = b"".join(value.to_bytes(size, "little") for value, size in numbers)
+    return b"RIFF" + unknown + b"WAVEfmt " + fields + b"data" + unknown
+
+
+def given_bytes(value: Any, param: str) -> bytes:
+    """Return the bytes of a medium: base64, or a ``data:`` URI.
+
+    Args:
+        value: what came.
+        param: field that it came in.
+
+    Raises:
+        ApiError: it is neither, such as a path or an address.
+    """
+    expected = "base64, or data:TYPE;base64,... (no path and no address)"
+    if isinstance(value, bytes):
+        content = value
+    elif not isinstance(value, str):
+        raise ApiError(f"{param} is {shown(value)}; expected {expected}", param, "invalid_media")
+    else:
+        try:
+            is_uri = value.startswith(DATA)
+            content = data_bytes(value, param) if is_uri else base64.b64decode(value, validate=True)
+        except (GenError, binascii.Error, ValueError):
+            message = f"{param} is {shown(value)}; expected {expected}"
+            raise ApiError(message, param, "invalid_media") from None
+    if not content:
+        raise ApiError(f"{param} is empty; expected the bytes of a file", param, "invalid_media")
+    return content
+
+
+def kind_of(content: bytes) -> str | None:
+    """Return the extension of the file that some bytes are of; None for no known one."""
+    return next((e for sign, at, e in SIGNS if content[at : at + len(sign)] == sign), None)
+
+
+def given_image(value: Any, param: str) -> Image.Image:
+    """Return an image that a request brings. Raises ``ApiError`` for anything else."""
+    content = given_bytes(value, param)
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG", "JPEG", "WEBP"]) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ApiError(
+                    f"{param} has {image.width}x{image.height} pixels; expected at most"
+                    f" {MOST_PIXELS} of them",
+                    param,
+                    "invalid_media",
+                )
+            image.load()
+            return image.copy()
+    except ApiError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
+        words = " ".join(str(error).split()).replace("<_io.BytesIO object", "<bytes")
+        raise ApiError(
+            f"{param} cannot be read: {words[:200]}; expected a PNG, JPEG or WebP image",
+            param,
+            "invalid_media",
+        ) from None
+
+
+def given_file(modality: Modality, value: Any, param: str) -> Any:
+    """Return media of a modality that a request brings as a file.
+
+    Args:
+        modality: modality that reads the file.
+        value: bytes, base64 or ``data:`` URI.
+        param: field that it came in, for messages.
+
+    Raises:
+        ApiError: the file cannot be read, or is of another kind.
+    """
+    content = given_bytes(value, param)
+    kind = kind_of(content)
+    extensions = (modality.extension, *modality.formats, modality.kept, *modality.also)
+    if kind not in extensions:
+        raise ApiError(
+            f"{param} is {kind or 'no known kind of file'}; expected {modality.extension}",
+            param,
+            "invalid_media",
+        )
+    if kind == "npz":
+        require_small(content, param)
+    with TemporaryDirectory(prefix="gen-serve-") as folder:
+        path = Path(folder) / f"media.{kind}"
+        path.write_bytes(content)
+        try:
+            return modality.load(path)
+        except GenError as error:
+            words = [word for word in str(error).split() if folder not in word]
+            message = f"{param}: {' '.join(words)}"
+        except Exception as error:  # a damaged file may raise anything in its library
+            message = f"{param} cannot be read: {type(error).__name__}"
+    raise ApiError(message, param, "invalid_media")
+
+
+def require_small(content: bytes, param: str) -> None:
+    """Refuse an archive that unpacks to too much. Raises ``ApiError``."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        raise ApiError(f"{param} is a damaged archive", param, "invalid_media") from None
+    if size > MOST_UNPACKED:
+        raise ApiError(
+            f"{param} unpacks to {size} bytes; expected at most {MOST_UNPACKED}",
+            param,
+            "invalid_media",
+        )

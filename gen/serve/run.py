@@ -1,0 +1,155 @@
+"""uvicorn with the application: addresses, time limits of connections, the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.engine.engine import MOST_ROWS, MOST_WAITING, Engine
+from gen.pipeline.pipeline import Pipeline
+from gen.serve.app import make_app
+
+HEAD_SECONDS = 10.0  # in which the head of a request must arrive, from its connection on
+IDLE_SECONDS = 15  # that a connection is kept between requests
+LAST_SECONDS = 10  # that running requests have when the server ends
+LARGEST_HEAD = 32_768  # bytes
+
+
+class Http(H11Protocol):
+    """HTTP/1.1 that closes connections whose requests do not begin in time."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; the first bytes of a head do not stop the clock."""
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            if self._waiting is None:
+                self._wait()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def make_engine(args: argparse.Namespace) -> Engine:
+    """Return the engine of a command line. Raises ``GenError`` for a model that cannot be read."""
+    device, dtype = args.device or "auto", args.dtype or "float32"
+    models: dict[str, Pipeline] = {}
+    for text in args.model:
+        name, equals, rest = text.partition("=")
+        modality, colon, path = rest.partition(":")
+        if not (name and equals and modality and colon and path):
+            raise GenError(f"--model {text!r}; expected ID=MODALITY:PATH")
+        if name in models:
+            raise GenError(f"--model {name} is given twice")
+        registry.get("modality", modality, "--model")
+        models[name] = Pipeline(modality, path, device, dtype)
+    return Engine(
+        models or None,
+        device,
+        dtype,
+        max_rows=MOST_ROWS if args.max_rows is None else args.max_rows,
+        max_waiting=MOST_WAITING if args.max_waiting is None else args.max_waiting,
+    )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: address.
+        port: port; 0 takes a free one.
+
+    Raises:
+        GenError: the address or the port cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise GenError(
+            f"{host}:{port} cannot be used ({error}); expected an address of this machine and a"
+            " free port"
+        ) from None
+
+
+def make_server(app: Any) -> uvicorn.Server:
+    """Return a server of an application, for a socket that listens."""
+    config = uvicorn.Config(
+        app,
+        http=Http,
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+    return uvicorn.Server(config)
+
+
+def serve_until_stopped(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; running requests have some seconds to end."""
+    engine = make_engine(args)
+    try:
+        server = make_server(make_app(engine, args.settings))
+        bound = listening(args.host, args.port)
+        port = bound.getsockname()[1]
+        shown = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"http://{shown}:{port} (Ctrl-C ends it)", flush=True)
+        try:
+            server.run([bound])
+        except KeyboardInterrupt:
+            pass  # the usual end of this command
+    finally:
+        engine.close()
+    return 0
+
+
+@contextmanager
+def running(app: Any, host: str = "127.0.0.1", port: int = 0):
+    """Serve an application in a thread; yield its port, and end it behind.
+
+    Args:
+        app: the application.
+        host: address to listen on.
+        port: port; 0 takes a free one.
+    """
+    bound = listening(host, port)
+    server = make_server(app)
+    thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+    thread.start()
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        bound.close()
