@@ -2,9 +2,8 @@
 
 Clips are 16 frames of 16x16 RGB pixels at 8 frames per second. One ball or two fly to and fro
 between two opposite walls of the frame, at one of two speeds, each on a lane of its own. The frame
-in which a ball arrives at a wall has a hit, a tone of 100 ms that begins with the frame. The colour
-of the ball decides its pitch, the speed its loudness. A frame has one hit at most, and a ball one
-hit or two in a clip. Hits are rare enough that the sound of another clip matches few by chance.
+in which a ball touches a wall has a hit, a tone of 100 ms that begins with the frame. The colour of
+the ball decides its pitch, the speed its loudness. A frame has one hit at most.
 
 Everything lies on whole pixels, and no two balls share a tile of 8x8. A codebook of all tiles is
 therefore lossless (``gen.tokenizers.video.tiles``).
@@ -26,9 +25,9 @@ REACH = SIZE - BALL  # farthest position of a ball, in pixels from the first wal
 RATE = 16_000  # samples per second
 HOP = 2000  # samples of a frame
 SAMPLES = FRAMES * HOP
-SPEEDS = {"slow": 2, "fast": 1}  # frames per pixel
+SPEEDS = {"slow": 1, "fast": 2}  # pixels per frame
 AXES = ("x", "y")
-TWO = 0.3  # share of clips with two balls
+TWO = 0.4  # share of clips with two balls
 # first and last lane of a single ball, of the first of two, of the second
 LANES = ((1, REACH - 1), (1, TILE - BALL), (TILE, REACH - 1))
 
@@ -51,7 +50,6 @@ class Path:
         lane: position across the path, in pixels.
         start: position along the path in the first frame, in pixels.
         forward: whether it moves away from the first wall at first.
-        phase: frames by which a slow ball's first step comes earlier, below its frames per pixel.
     """
 
     colour: str
@@ -59,22 +57,20 @@ class Path:
     lane: int
     start: int
     forward: bool
-    phase: int = 0
 
     def positions(self) -> np.ndarray:
         """Position along the path in every frame, int [FRAMES]."""
-        at, step, out = self.start, 1 if self.forward else -1, []
-        for frame in range(1, FRAMES + 1):
+        at, step, out = self.start, SPEEDS[self.speed] * (1 if self.forward else -1), []
+        for _ in range(FRAMES):
             out.append(at)
-            if (frame + self.phase) % SPEEDS[self.speed] == 0:
-                at += step
-                step = -step if at in (0, REACH) else step
+            at = min(max(at + step, 0), REACH)
+            if at in (0, REACH):
+                step = -step
         return np.array(out)
 
     def hits(self) -> tuple[int, ...]:
-        """Frames in which the ball arrives at a wall."""
-        at = np.isin(self.positions(), (0, REACH))
-        return tuple((1 + np.flatnonzero(at[1:] & ~at[:-1])).tolist())
+        """Frames in which the ball touches a wall."""
+        return tuple(np.flatnonzero(np.isin(self.positions(), (0, REACH))).tolist())
 
 
 @dataclass(frozen=True)
@@ -145,27 +141,22 @@ def draw(rng: np.random.Generator, two: bool | None = None) -> Scene:
         axis = str(rng.choice(AXES))
         colours = rng.permutation(COLOURS)[: 1 + both]
         lanes = LANES[1:] if both else LANES[:1]
-        pairs = zip(colours, lanes, strict=True)
-        scene = Scene(axis, tuple(_draw_path(str(colour), lane, rng) for colour, lane in pairs))
+        scene = Scene(
+            axis,
+            tuple(
+                Path(
+                    str(colour),
+                    str(rng.choice(list(SPEEDS))),
+                    int(rng.integers(lane[0], lane[1] + 1)),
+                    int(rng.integers(1, REACH)),
+                    bool(rng.integers(2)),
+                )
+                for colour, lane in zip(colours, lanes, strict=True)
+            ),
+        )
         frames = [h.frame for h in scene.hits()]
         if len(set(frames)) == len(frames):
             return scene
-
-
-def _draw_path(colour: str, lane: tuple[int, int], rng: np.random.Generator) -> Path:
-    """Draw the path of a ball that hits a wall at least once."""
-    while True:
-        speed = str(rng.choice(list(SPEEDS)))
-        path = Path(
-            colour,
-            speed,
-            int(rng.integers(lane[0], lane[1] + 1)),
-            int(rng.integers(1, REACH)),
-            bool(rng.integers(2)),
-            int(rng.integers(SPEEDS[speed])),
-        )
-        if path.hits():
-            return path
 
 
 def scenes(n: int, seed: int, held: bool) -> list[Scene]:
@@ -174,18 +165,16 @@ def scenes(n: int, seed: int, held: bool) -> list[Scene]:
 
 
 def touches(frames: np.ndarray) -> list[tuple[int, str]]:
-    """Find the frames in which a ball arrives at a wall, and its colour, in a clip uint8 [T, SIZE,
-    SIZE, 3]. A ball that touches a wall in the first frame counts."""
+    """Find the frames in which a ball touches a wall, and its colour, in a clip uint8 [T, SIZE,
+    SIZE, 3]."""
     shades = np.array([GROUND, *PALETTE.values()], float)
     nearest = np.linalg.norm(frames[..., None, :] - shades, axis=-1).argmin(-1)  # [T, SIZE, SIZE]
     rim = np.concatenate([nearest[:, [0, -1]], nearest[:, :, [0, -1]].swapaxes(1, 2)], 1)
-    at = np.stack([(rim == i).any((1, 2)) for i in range(len(shades))])  # [colours + 1, T]
-    arrives = at & ~np.pad(at, ((0, 0), (1, 0)))[:, :-1]
     return [
         (t, colour)
-        for t in range(len(frames))
+        for t, seen in enumerate(rim)
         for i, colour in enumerate(PALETTE, 1)
-        if arrives[i, t]
+        if (seen == i).any()
     ]
 
 

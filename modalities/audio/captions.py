@@ -1,6 +1,6 @@
 """Caption language of clips with bouncing balls.
 
-A caption states one ball or two: ``a red ball bounces 2 times, high and a blue ball bounces 1 time,
+A caption states one ball or two: ``a red ball bounces 3 times, high and a blue ball bounces 1 time,
 low``. Colour, number and pitch may be omitted (``a ball bounces``). A ball of a known colour whose
 pitch is omitted has the pitch of its colour. A stated pitch counts even where it is another one:
 the text steers the sound.
@@ -15,10 +15,10 @@ from gen.core.errors import unknown_word
 
 COLOURS = ("red", "green", "blue")
 PITCHES = ("high", "mid", "low")  # of the colours, in this order
-MOST_BOUNCES = 2  # of one ball in a clip
+MOST_BOUNCES = 3  # of one ball in a clip
 MOST_BALLS = 2
 BOUNCES = tuple(range(1, MOST_BOUNCES + 1))
-EXAMPLE = "a red ball bounces 2 times, high"
+EXAMPLE = "a red ball bounces 3 times, high"
 
 # words of a model's prompt: colour with pitch, then number, then the mark of a missing ball
 LOOKS = (1 + len(COLOURS)) * (1 + len(PITCHES))

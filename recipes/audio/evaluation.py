@@ -212,8 +212,8 @@ def sound_figures(zoo: Path, scenes: list[Scene], log: Callable = print) -> dict
     add("caption", heard)
     rows["caption"]["as_stated"] = round(statistics.mean(passed), 4)
     rows["caption"]["stated_pitch"] = stated_pitch(heard, scenes)
-    add("clip and caption", make(both))
     first = few(clips)
+    add("clip and caption", make(few(both)))
     for steps in STEPS[1:]:
         add(f"clip, {steps} passes", make(first, steps))
     for scale in GUIDANCE:
@@ -241,9 +241,8 @@ ABOUT = {
         "tiles, or a sound as codes, then the words of its caption."
     ),
     "audio-masked": (
-        "A small Llama with frame and band embeddings (`gen/models/nets/grid_states.py`): the\n"
-        "last hidden states of `audio-captions` for the tiles of a clip and the words of a\n"
-        "caption, then 96 codes of `audio-bands`, any of them masked."
+        "A small Llama with frame and band embeddings (`gen/models/nets/grid.py`): the tiles of a\n"
+        "clip and four words of a caption, then 96 codes of `audio-bands`, any of them masked."
     ),
 }
 

@@ -5,8 +5,7 @@ measure them.
     python -m gen.recipes.audio all --work DIR --quick    a smoke run of the same path, seconds
 
 Stages: ``frontends``, ``tokens``, ``captions``, ``masked``, ``steered``, ``export``, ``evaluate``;
-``all`` runs them in this order. The model of sounds reads the states of that of captions, which is
-trained first. ``steered`` trains the model of ``masked`` further. Training stages
+``all`` runs them in this order. ``steered`` trains the model of ``masked`` further. Training stages
 resume from their checkpoints in ``--work``. ``export`` writes half-precision weights to ``--zoo``
 (default ``WORK/zoo``), ``evaluate`` measures those.
 """
@@ -26,24 +25,16 @@ from gen.contracts.frontend import codebook_digest
 from gen.modalities.audio import balls, captions, prompts
 from gen.modalities.audio.captions import PITCHES, Caption
 from gen.modalities.small_language import held_out
-from gen.models.load.digest import digest_of
-from gen.models.zoo import load_lm
 from gen.recipes.audio.evaluation import evaluate
-from gen.recipes.audio.sounds import train_sounds
-from gen.recipes.common.grid_models import (
-    Run,
-    Shape,
-    Words,
-    export_lm,
-    tidy,
-    train_lm,
-    unchanged,
-)
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm, unchanged
 from gen.recipes.common.recipe import Recipe
 from gen.tokenizers.audio.bands import Bands
 from gen.tokenizers.text.words import TextWords
 from gen.tokenizers.video.tiles import Tiles
 
+SOUND = Shape(
+    (prompts.STEPS, prompts.STREAMS), prompts.SOUND_SLOTS, prompts.CODES, prompts.SOUND_WORDS
+)
 CAPTION = Shape(
     (prompts.CAPTION_POSITIONS,),
     prompts.CAPTION_SLOTS,
@@ -60,8 +51,8 @@ class AudioPlan:
 
     clips: int = 16_000
     captions: Run = Run(2000, 96, 3, seed=4, batch=32, cooldown=(700, 950))
-    masked: Run = Run(1600, 96, 3, causal=False, seed=5, batch=32)
-    steered: Run = Run(400, 96, 3, causal=False, start="lm/model", seed=6, batch=32, lr=1.2e-3)
+    masked: Run = Run(1500, 96, 3, causal=False, seed=5, batch=32)
+    steered: Run = Run(300, 96, 3, causal=False, start="lm/model", seed=6, batch=32, lr=1.2e-3)
     held_out: int = 200
 
 
@@ -203,23 +194,17 @@ class AudioRecipe(Recipe):
         """Train ``captions`` or ``masked``."""
         plan: AudioPlan = self.plan
         if name == "captions":
-            train_lm(self.work / name, CAPTION, plan.captions, "lm", unchanged, self.log)
+            run, shape, words = plan.captions, CAPTION, unchanged
         else:
-            self.train_sounds(plan.masked, "lm", sound_prompts)
-
-    def train_sounds(self, run: Run, name: str, leave_out: Words) -> None:
-        """Train the model of sounds."""
-        train_sounds(self.work / "masked", self.captioner, run, name, leave_out, self.log)
-
-    @property
-    def captioner(self) -> Path:
-        """Folder of the trained model of captions."""
-        return self.work / "captions" / "lm" / "model"
+            run, shape, words = plan.masked, SOUND, sound_prompts
+        train_lm(self.work / name, shape, run, "lm", words, self.log)
 
     def train_steered(self) -> None:
         """Train the model of sounds further, most of the prompts with a text."""
         shares = {"text_alone": 0.25, "clip_alone": 0.1}
-        self.train_sounds(self.plan.steered, "steered", partial(sound_prompts, **shares))
+        run: Run = self.plan.steered
+        words = partial(sound_prompts, **shares)
+        train_lm(self.work / "masked", SOUND, run, "steered", words, self.log)
 
     def export(self) -> None:
         """Write half-precision models that name their frontend."""
@@ -229,13 +214,9 @@ class AudioRecipe(Recipe):
             run = "steered" if name == "masked" else "lm"
             model = self.work / name / run / "model"
             export_lm(model, self.zoo / f"audio-{name}", folder, digest)
-        captioner = load_lm(self.zoo / "audio-captions", torch.device("cpu"), torch.float32)
-        for name, more in (
-            ("captions", {"reads": list(prompts.PARTS)}),
-            ("masked", {"states_digest": digest_of(captioner)}),
-        ):
-            path = self.zoo / f"audio-{name}" / "config.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | more, indent=2) + "\n")
+        path = self.zoo / "audio-captions" / "config.json"
+        config = json.loads(path.read_text()) | {"reads": list(prompts.PARTS)}
+        path.write_text(json.dumps(config, indent=2) + "\n")
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

@@ -1,12 +1,18 @@
-"""Training of the model of sounds on the states of the model of captions.
+"""A model of sounds whose condition is the states of the model of captions (VATT, arXiv
+2411.05679), in place of the tiles and words that ``audio-masked`` reads.
 
-The states of a batch are computed when it is drawn, after ``sound_prompts`` left parts of its
-conditions out.
+    python -m gen.recipes.audio.sounds all --work DIR            train and measure one
+    python -m gen.recipes.audio.sounds all --work DIR --quick    a smoke run of the same path
+
+Stages: ``tokens``, ``train``, ``export``, ``evaluate``. The states of a batch are computed when it
+is drawn, after ``sound_prompts`` left parts of its conditions out.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,22 +20,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gen.modalities.audio import captions, prompts
+from gen.contracts.frontend import codebook_digest
+from gen.modalities.audio import balls, captions, prompts
 from gen.modalities.audio.captions import COLOURS, PITCHES, Ball, Caption
 from gen.modalities.audio.states import ROWS, caption_states
+from gen.models.load.digest import digest_of
+from gen.models.load.locate import ZOO
 from gen.models.nets.grid_states import GridStatesConfig, GridStatesForCausalLM
+from gen.models.zoo import load_lm
+from gen.recipes.audio.evaluation import SEED, sound_figures
+from gen.recipes.audio.recipe import AudioPlan, frontends, make_tokens, sound_prompts
 from gen.recipes.common.grid_models import (
     WEIGHTS,
     Run,
     Shape,
+    export_lm,
     hidden_positions,
     sizes_of,
+    tidy,
     token_batches,
 )
+from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.tokenizers.text.words import TextWords
 
 SOUND = Shape((prompts.STEPS, prompts.STREAMS), ROWS, prompts.CODES, 0)
+CAPTIONER = "audio-captions"
 Batch = tuple[Tensor, Tensor, Tensor]  # prompt ids [B, P], states [B, P, S], codes [B, T]
 
 
@@ -113,7 +129,7 @@ def train_sounds(
     """
     torch.manual_seed(0)
     size = AutoModelForCausalLM.from_pretrained(captioner).config.hidden_size
-    config = GridStatesConfig(state_size=size, states_of="audio-captions", **sizes_of(SOUND, run))
+    config = GridStatesConfig(state_size=size, states_of=CAPTIONER, **sizes_of(SOUND, run))
     model = GridStatesForCausalLM(config)
     if run.start:
         started = GridStatesForCausalLM.from_pretrained(work / run.start)
@@ -135,3 +151,57 @@ def train_sounds(
         log=log,
     )
     model.save_pretrained(work / name / "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundsPlan:
+    """Sizes of the recipe."""
+
+    clips: int = 16_000
+    sounds: Run = Run(1600, 96, 3, causal=False, seed=5, batch=32)
+    held_out: int = 200
+
+
+QUICK = SoundsPlan(clips=16, sounds=Run(4, 32, 1, causal=False, batch=4), held_out=2)
+
+
+class SoundsRecipe(Recipe):
+    """Sounds given the states of the embedded model of captions."""
+
+    doc, full, quick = __doc__, SoundsPlan(), QUICK
+
+    def stages(self):
+        return {
+            "tokens": lambda: make_tokens(self.work, AudioPlan(clips=self.plan.clips), self.log),
+            "train": self.train,
+            "export": self.export,
+            "evaluate": self.evaluate,
+        }
+
+    def train(self) -> None:
+        """Train the model of sounds."""
+        masked = self.work / "masked"
+        train_sounds(masked, ZOO / CAPTIONER, self.plan.sounds, "states", sound_prompts, self.log)
+
+    def export(self) -> None:
+        """Write the half-precision model, which names the weights whose states it reads."""
+        folder, cpu = prompts.BANDS_FOLDER, torch.device("cpu")
+        digest = codebook_digest(frontends()[folder].fingerprint)
+        out = self.zoo / "audio-masked"
+        export_lm(self.work / "masked" / "states" / "model", out, folder, digest)
+        path = out / "config.json"
+        of = {"states_digest": digest_of(load_lm(CAPTIONER, cpu, torch.float32))}
+        path.write_text(json.dumps(json.loads(path.read_text()) | of, indent=2) + "\n")
+        tidy(self.zoo)
+
+    def evaluate(self) -> None:
+        """Measure sounds by what they are made for."""
+        found = sound_figures(self.zoo, balls.scenes(self.plan.held_out, SEED, held=True), self.log)
+        (self.zoo / "evaluation-audio.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+main = SoundsRecipe.main
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,8 @@ from gen.modalities.audio.modality import AudioModality, SoundTrack, bars
 from gen.models.load.locate import read_config
 from gen.tokenizers.text.words import TextWords
 
-SCENE = Scene("x", (Path("red", "fast", 3, 9, True),))  # hits in frames 3 and 15
-CAPTION = "a red ball bounces 2 times, high"
+SCENE = Scene("x", (Path("red", "fast", 3, 9, True),))  # hits in frames 2, 8 and 14
+CAPTION = "a red ball bounces 3 times, high"
 BOTH = {"text": "a red ball bounces, low", "video": SCENE.frames()}
 
 

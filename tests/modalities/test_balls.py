@@ -22,34 +22,18 @@ def scenes():
 
 def test_a_ball_that_reaches_a_wall_turns_and_hits_in_that_frame():
     path = Path("red", "fast", lane=3, start=9, forward=True)
-    assert path.positions().tolist() == [9, 10, 11, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert path.hits() == (3, 15)
+    assert path.positions().tolist() == [9, 11, 12, 10, 8, 6, 4, 2, 0, 2, 4, 6, 8, 10, 12, 10]
+    assert path.hits() == (2, 8, 14)
     slow = Path("red", "slow", lane=3, start=2, forward=False)
-    assert slow.positions().tolist()[:8] == [2, 2, 1, 1, 0, 0, 1, 1] and slow.hits() == (4,)
-    early = Path("red", "slow", lane=3, start=2, forward=False, phase=1)
-    assert early.positions().tolist()[:8] == [2, 1, 1, 0, 0, 1, 1, 2] and early.hits() == (3,)
+    assert slow.hits() == (2, 14)
 
 
-def test_hits_are_the_frames_in_which_a_ball_arrives_at_a_wall(scenes):
+def test_hits_are_the_frames_in_which_the_frame_touches_a_wall(scenes):
     for scene in scenes:
-        for path in scene.paths:
-            coloured = (Scene(scene.axis, (path,)).frames() != balls.GROUND).any(-1)
-            along = coloured.any(1) if scene.axis == "x" else coloured.any(2)  # [FRAMES, SIZE]
-            touching = along[:, 0] | along[:, -1]
-            arrives = touching & ~np.pad(touching, (1, 0))[:-1]
-            assert path.hits() == tuple(np.flatnonzero(arrives).tolist())
-
-
-def test_hits_are_so_rare_that_those_of_another_clip_match_few(scenes):
-    many = balls.scenes(200, 5, held=True)
-    assert {b.bounces for s in many for b in s.caption().balls} == set(captions.BOUNCES)
-    pairs = list(pairwise(many))
-    matched = [
-        len(checker.matches(checker.listen(a.wave()), [h.frame for h in b.hits()]))
-        for a, b in pairs
-    ]
-    total = sum(len(a.hits()) + len(b.hits()) for a, b in pairs)
-    assert 2 * sum(matched) / total < 0.3
+        coloured = (scene.frames() != balls.GROUND).any(-1)
+        along = coloured.any(1) if scene.axis == "x" else coloured.any(2)  # [FRAMES, SIZE]
+        touching = np.flatnonzero(along[:, 0] | along[:, -1])
+        assert [h.frame for h in scene.hits()] == touching.tolist()
 
 
 def test_touches_are_read_from_the_frames(scenes):
@@ -96,7 +80,7 @@ def test_text_and_caption_are_inverse(scenes):
     [
         ("", "the caption is empty"),
         ("a rad ball bounces", "'red'"),
-        ("a red ball bounces 4 times", "1 to 2"),
+        ("a red ball bounces 4 times", "1 to 3"),
         ("a red ball bounces, hgih", "'high'"),
         ("a red ball", "bounces"),
         ("a red ball bounces 2, low", "times"),
@@ -173,12 +157,12 @@ def test_a_caption_is_judged_by_numbers_and_pitches():
     scene = Scene("x", (Path("red", "fast", 3, 9, True),))
     heard = checker.listen(scene.wave())
     for ball, share in (
-        (Ball("red", 2, "high"), 1.0),
+        (Ball("red", 3, "high"), 1.0),
         (Ball("red"), 1.0),
-        (Ball("red", 1, "high"), 0.5),
-        (Ball("red", 2, "low"), 0.0),
-        (Ball(None, 2), 1.0),
-        (Ball(None, 1), 0.0),
+        (Ball("red", 2, "high"), 0.5),
+        (Ball("red", 3, "low"), 0.0),
+        (Ball(None, 3), 1.0),
+        (Ball(None, 2), 0.0),
     ):
         assert checker.agreement(heard, Caption((ball,))) == share, ball
 

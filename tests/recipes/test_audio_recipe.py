@@ -106,7 +106,7 @@ def test_scores_are_one_for_real_sounds_and_fall_for_those_of_other_clips():
     real = [scene.wave() for scene in scenes]
     assert set(scores(real, scenes).values()) == {1.0}
     wrong = scores(real, rotated(scenes))
-    assert wrong["onset_f1"] < 0.35 and wrong["exact_f1"] < 0.2 and wrong["event_f1"] < 0.2
+    assert wrong["exact_f1"] < 0.3 and wrong["event_f1"] < 0.3 and wrong["count"] < 0.6
     turned = [other_pitches(scene) for scene in scenes]
     assert scores(real, scenes, turned)["pitch"] == 0
     waves = [

@@ -15,7 +15,7 @@ from gen.core.sampler import resolve_sampler
 from gen.pipeline.lengths import without_eos
 
 PROMPTS = {
-    "audio": "a red ball bounces 2 times, high",
+    "audio": "a red ball bounces 3 times, high",
     "image": "a small blue ring in the centre",
     "speech": "three seven",
     "video": "a red square moves right",
