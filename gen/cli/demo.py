@@ -36,6 +36,7 @@ def demo(args: argparse.Namespace) -> int:
     report = check_folder(job.out)
     print("\n".join(summary(Path(job.out))))
     print(f"gallery: {Path(made['gallery']).resolve()}")
+    print("live page: gen serve, which needs the extra serve: pip install -e '.[serve]'")
     return 1 if made["failed"] or report["broken"] else 0
 
 

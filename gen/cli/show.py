@@ -8,10 +8,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gen.core.described import describe_sampler
 from gen.config.entries import fingerprint
 from gen.config.job import load_config
 from gen.config.packaged import find_config, packaged
+from gen.core.described import describe_sampler
 from gen.core.errors import GenError, unknown
 from gen.core.registry import registry
 from gen.core.tables import columns

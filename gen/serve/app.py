@@ -78,7 +78,7 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
         app.include_router(video_router(calls))
     app.include_router(file_router(batches))
     app.include_router(batch_router(batches))
-    app.include_router(live_router(engine))
+    app.include_router(live_router(engine, settings.deadline))
     app.add_middleware(Guards, settings=settings, metrics=metrics)
     app.openapi = lambda: _openapi(app)
     return app

@@ -216,8 +216,9 @@ class Call:
                 await self.done.wait()
             return self.ticket.result(0)
         except TimeoutError:
-            message = f"the request was not done within {self.deadline:g} seconds"
-            raise as_api_error(DeadlineExceeded(message)) from None
+            raise self._late() from None
+        except DeadlineExceeded:
+            raise self._late() from None
         except GenError as error:
             raise as_api_error(error, self.wanted.param) from None
         finally:
@@ -257,8 +258,14 @@ class Call:
                 return await self.parts.get()
         except TimeoutError:
             self.ticket.cancel()
-            message = f"the request was not done within {self.deadline:g} seconds"
-            raise as_api_error(DeadlineExceeded(message)) from None
+            raise self._late() from None
+
+    def _late(self) -> ApiError:
+        """Return the error of a missed deadline: the client's own (408), or the server's (504)."""
+        message = f"the request was not done within {self.deadline:g} seconds"
+        error = as_api_error(DeadlineExceeded(message))
+        error.status = 504 if self.wanted.deadline is None else 408
+        return error
 
     @asynccontextmanager
     async def left_by(self, request: Request) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from gen.core.errors import GenError, shown
+from gen.core.memory import is_out_of_memory
 from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
 
 LOG = logging.getLogger("gen.serve")
@@ -29,6 +30,7 @@ ABOUT = (
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
 )
+TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
@@ -94,6 +96,8 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
         message = str(error)
         found = next((m.expand(to) for p, to in ABOUT if (m := re.search(p, message))), param)
         return ApiError(message.removeprefix("sampling."), found, "invalid_value")
+    if is_out_of_memory(error):
+        return ApiError("the server ran out of memory", None, "out_of_memory", 503, SERVER)
     LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
     return ApiError("the server failed", None, "internal_error", 500, SERVER)
 
@@ -104,16 +108,23 @@ def of_validation(errors: RequestValidationError) -> ApiError:
     inner = error.get("ctx", {}).get("error")
     if isinstance(inner, ApiError):
         return inner
-    names = [str(part) for part in error["loc"][1:] if not str(part).endswith("()")]
-    param = ".".join(names) or None
+    param = _param_of(error)
     if error["type"] == "json_invalid":
         return ApiError(f"the body is no JSON: {error['ctx']['error']}", None, "invalid_json")
     if error["type"] == "missing":
         return ApiError(f"{param or 'the body'} is missing", param, "missing_parameter")
-    expected = re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", error["msg"])
+    about = [e["msg"] for e in errors.errors() if _param_of(e) == param]  # one for each type
+    texts = [re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", text) for text in about]
+    expected = " or ".join(dict.fromkeys(texts))[:300]
     message = f"{param or 'the body'} is {shown(error.get('input'))}; expected {expected}"
     code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
     return ApiError(message, param, code)
+
+
+def _param_of(error: Mapping[str, Any]) -> str | None:
+    """Return the parameter that pydantic's error is about, without the types that it tried."""
+    parts = [str(part) for part in error["loc"][1:] if part not in TYPES]
+    return ".".join(part for part in parts if re.fullmatch(r"\w+", part)) or None
 
 
 def of_http(error: HTTPException, path: str = "") -> ApiError:

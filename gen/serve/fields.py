@@ -18,6 +18,8 @@ from gen.serve.errors import ApiError
 from gen.serve.samplers import require_served
 
 DEEPEST = 64  # lists and objects in each other
+MOST_TOKENS = 32_768  # of an output
+MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 Name = Annotated[str, StringConstraints(max_length=200)]
 
@@ -85,8 +87,8 @@ class SamplerFields(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str | list[int]] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    bad_words: list[str | list[int]] | None = Field(None, max_length=1024)
 
     def chosen_sampler(self) -> str | dict[str, Any] | None:
         """Return the sampler. Raises ``ApiError`` for one that names files or code."""

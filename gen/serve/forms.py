@@ -86,11 +86,11 @@ async def _form(request: Request, names: Collection[str]) -> tuple[dict[str, Any
                     raise ApiError(message, name[:100], "invalid_type")
                 files.setdefault(name, []).append(await value.read())
             else:
-                _place(values, name, inner, value)
+                _put(values, name, inner, value)
     return values, files
 
 
-def _place(values: dict[str, Any], name: str, inner: list[str], text: str) -> None:
+def _put(values: dict[str, Any], name: str, inner: list[str], text: str) -> None:
     """Put the text of a field where its key says."""
     if not inner:
         is_json = text[:1] in "{[" and text[:1]

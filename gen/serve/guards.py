@@ -19,8 +19,8 @@ from gen.serve.errors import ApiError, too_many
 from gen.serve.metrics import Metrics
 from gen.serve.settings import Settings, is_loopback
 
-# paths that need no key: the page asks for one, and uses it for everything else
-OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
+# paths that need no key: the pages ask for one, and use it for everything else
+OPEN = ("/", "/world", "/health", "/docs", "/openapi.json", "/favicon.ico")
 OPEN_BELOW = ("/static/",)
 CLIENTS = 10_000  # clients whose rates are remembered
 MOST_DRAINED = 256_000_000  # bytes of a refused body that are read and thrown away

@@ -39,9 +39,10 @@ from gen.serve.live_catalogue import (
     list_modalities,
     read_spec,
 )
+from gen.serve.live_copy import copied
 from gen.serve.live_events import Events
 from gen.serve.live_media import as_file, read_file
-from gen.serve.live_request import LiveRequest, copied, read_object
+from gen.serve.live_request import LiveRequest, read_object
 from gen.serve.server import HEADERS as WORLD_HEADERS
 from gen.serve.worlds import Worlds
 
@@ -61,16 +62,17 @@ HEADERS = {
 }
 
 
-def live_router(engine: Engine) -> APIRouter:
+def live_router(engine: Engine, deadline: float | None = None) -> APIRouter:
     """Return the routes of the page.
 
     Args:
         engine: engine that decodes its calls.
+        deadline: seconds after which a call fails; None sets no limit.
     """
     router = APIRouter(include_in_schema=False)
     _add_page(router)
     _add_catalogue(router, engine)
-    _add_calls(router, engine)
+    _add_calls(router, engine, deadline)
     _add_world(router, engine)
     return router
 
@@ -142,7 +144,7 @@ async def _body(request: Request) -> bytes:
     return bytes(content)
 
 
-def _add_calls(router: APIRouter, engine: Engine) -> None:
+def _add_calls(router: APIRouter, engine: Engine, deadline: float | None) -> None:
     running: dict[str, Events] = {}
 
     async def post(request: Request, work: Callable[[dict[str, Any]], Any]) -> Response:
@@ -157,7 +159,7 @@ def _add_calls(router: APIRouter, engine: Engine) -> None:
         try:
             content, loop = await _body(request), asyncio.get_running_loop()
             asked = await run_in_threadpool(lambda: LiveRequest.read(read_object(content)))
-            events = await run_in_threadpool(Events.submit, engine, asked, loop)
+            events = await run_in_threadpool(Events.submit, engine, asked, loop, deadline)
         except _Refused as refused:
             return _refusal(str(refused), refused.status)
         except QueueFull as full:
@@ -183,7 +185,12 @@ def _add_calls(router: APIRouter, engine: Engine) -> None:
     @router.post("/live/copy")
     async def copy(request: Request) -> Response:
         address = str(request.base_url).rstrip("/")
-        return await post(request, lambda asked: copied(LiveRequest.read(asked), engine, address))
+        has_key = "authorization" in request.headers
+
+        def work(asked: dict[str, Any]) -> dict[str, str]:
+            return copied(LiveRequest.read(asked), engine, address, has_key)
+
+        return await post(request, work)
 
     @router.post("/live/prefix")
     async def prefix(request: Request) -> Response:

@@ -16,6 +16,7 @@ from gen.core.registry import registry
 from gen.core.sampler import PartSampler, Sampler, protocol_of, resolve_sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
+from gen.serve.samplers import require_served
 
 EXAMPLES = 3
 # the order of the page; modalities of plugins follow
@@ -74,7 +75,7 @@ def describe_model(engine: Engine, model: str) -> dict[str, Any]:
     """
     pipe = engine.models.pipeline(model)
     spec, sampling = pipe.defaults.complete(None, {})
-    samplers = [_brief(pipe, name) for name in _suitable(pipe)]
+    samplers = [_brief(pipe, name) for name in suitable_samplers(pipe)]
     samplers.sort(key=lambda s: (GUARANTEES.index(s["guarantee"]), s["name"]))
     cells = None
     if pipe.modality.edited_by == "mask" and pipe.modality.media_kind == "image":
@@ -90,7 +91,7 @@ def describe_model(engine: Engine, model: str) -> dict[str, Any]:
     }
 
 
-def _suitable(pipe: Pipeline) -> list[str]:
+def suitable_samplers(pipe: Pipeline) -> list[str]:
     """List the samplers and presets that a pipeline has models for."""
     found = []
     for name in (*registry.table("sampler"), *registry.table("preset")):
@@ -126,9 +127,11 @@ def read_spec(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         return text
     try:
-        return json.loads(text)
+        spec = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GenError(f"the sampler is no JSON object: {error}") from None
+    require_served(spec)
+    return spec
 
 
 def describe_parameters(engine: Engine, model: str, spec: Any) -> dict[str, Any]:

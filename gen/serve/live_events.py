@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +18,6 @@ import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from gen.contracts.frontend import StreamingFrontend, Vocabulary
-from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.token_space import GUARANTEES
 from gen.engine.engine import Engine
@@ -27,11 +25,11 @@ from gen.engine.ticket import Cancelled, ItemStep, Ticket
 from gen.gallery.trace import layout
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
+from gen.serve.errors import as_api_error
 from gen.serve.live_media import as_file, part, whole
 from gen.serve.live_request import LiveRequest
 from gen.tokenizers.base.text_bytes import TextBytes
 
-LOG = logging.getLogger("gen")
 Event = tuple[str, dict[str, Any]]
 
 
@@ -57,13 +55,28 @@ class Events:
         self._laid_out: set[int] = set()
         self._grid: tuple[int, ...] = ()
         self._vocabulary: Vocabulary | None = None
-        self._began: float | None = None
+        self._began: float | None = None  # time of the first pass
+        self._last = 0.0  # time of the last pass
 
     @classmethod
     def submit(
-        cls, engine: Engine, request: LiveRequest, loop: asyncio.AbstractEventLoop
+        cls,
+        engine: Engine,
+        request: LiveRequest,
+        loop: asyncio.AbstractEventLoop,
+        deadline: float | None = None,
     ) -> Events:
-        """Hand a call to an engine. Raises ``GenError`` for one that cannot be done."""
+        """Hand a call to an engine.
+
+        Args:
+            engine: the engine.
+            request: the call.
+            loop: event loop of the reader.
+            deadline: seconds after which the call fails; None sets no limit.
+
+        Raises:
+            GenError: the call cannot be done.
+        """
         events = cls(engine, request, loop)
         sampler = None if request.sampler is None else dict(request.sampler)
         streams = events._learn(sampler)
@@ -77,6 +90,7 @@ class Events:
             on_chunk=events._put if streams else None,
             on_step=events._put,
             partial_images=request.partial_images,
+            deadline=deadline,
             **request.sampling,
         )
         events.ticket.add_done_callback(events._put)
@@ -153,6 +167,7 @@ class Events:
 
     def _step(self, at: float, step: ItemStep) -> dict[str, Any]:
         self._began = at if self._began is None else self._began
+        self._last = at
         told: dict[str, Any] = {
             "item": step.item.index,
             "nfe": step.nfe,
@@ -182,14 +197,14 @@ class Events:
             items = [self._item(output, i) for i in range(len(output))]
         except Cancelled as error:
             return "cancelled", {"message": str(error)}
-        except GenError as error:
-            return "error", {"message": str(error)}
-        except Exception as error:  # a fault of the program, of which its log has the rest
-            LOG.exception("a call of the page failed")
-            return "error", {"message": f"the call failed: {type(error).__name__}"}
+        except Exception as error:  # a fault of the program goes into its log in full
+            return "error", {"message": str(as_api_error(error))}
+        # items of a call wait for rows one after the other, where there are fewer rows than items
+        passes = 0.0 if self._began is None else self._last - self._began
+        seconds = max(passes, *(stats.seconds for stats in output.stats))
         return "result", {
             "model": output.model,
-            "seconds": round(sum(stats.seconds for stats in output.stats), 4),
+            "seconds": round(seconds, 4),
             "guarantee": output.guarantee,
             "items": items,
         }

@@ -37,14 +37,17 @@ def as_png(image: Image.Image) -> str:
 def as_strips(frames: np.ndarray) -> list[str]:
     """Return frames uint8 [T, H, W, 3] as PNGs, in which up to 16 of them stand in a column."""
     parts = (frames[first : first + STRIP] for first in range(0, len(frames), STRIP))
-    return [as_png(Image.fromarray(np.ascontiguousarray(part.reshape(-1, *part.shape[2:])))) for part in parts]
+    return [
+        as_png(Image.fromarray(np.ascontiguousarray(part.reshape(-1, *part.shape[2:]))))
+        for part in parts
+    ]
 
 
 def as_samples(wave: np.ndarray) -> str:
     """Return a waveform as 16-bit integers, little-endian, in base64; channels are averaged."""
     wave = np.asarray(wave, np.float64)
     wave = wave if wave.ndim == 1 else wave.mean(int(wave.shape[0] > wave.shape[-1]))
-    return as_base64((np.clip(wave, -1, 1) * 32767).astype("<i2").tobytes())
+    return as_base64(np.rint(np.clip(wave, -1, 1) * 32767).astype("<i2").tobytes())
 
 
 def part(modality: Modality, media: Any) -> dict[str, Any]:

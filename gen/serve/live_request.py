@@ -1,23 +1,20 @@
-"""Call as the page asks for it, and the same call as Python, as curl and as a job file."""
+"""Call as the page asks for it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
-from gen.core.paths import exists
-from gen.core.registry import SAMPLER_KINDS, registry
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
 from gen.serve.live_media import read_file
+from gen.serve.samplers import require_served
 
 MOST_SAMPLES = 8
 MOST_PREVIEWS = 64
@@ -72,7 +69,7 @@ class LiveRequest:
                 raise bad_value(name, value, f"an integer from {least} to {most}")
         if self.sampler is not None and not isinstance(self.sampler, Mapping):
             raise bad_value("sampler", self.sampler, "an object with a name and parameters")
-        _require_words(self.sampler)
+        require_served(self.sampler)
         if not isinstance(self.sampling, Mapping):
             raise bad_value("sampling", self.sampling, "an object of sampling parameters")
         for name in self.sampling:
@@ -128,95 +125,6 @@ class LiveRequest:
         return {
             name: f"{name}.{file['name'].rpartition('.')[2]}" for name, file in self.files.items()
         }
-
-
-def _require_words(value: Any) -> None:
-    """Refuse a sampler that names files or code: texts of it are names alone.
-
-    Raises:
-        GenError: a text could be a path or an import path.
-    """
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            _require_words(inner)
-    is_name = isinstance(value, str) and re.fullmatch(r"[\w+ ,-]*", value)
-    kinds = (*SAMPLER_KINDS, "scorer")
-    is_registered = any(value in registry.table(kind) for kind in kinds if is_name)
-    if isinstance(value, str) and (not is_name or (exists(value) and not is_registered)):
-        raise bad_value("sampler", value, "a name, since a request cannot name files or code")
-
-
-def copied(request: LiveRequest, engine: Engine, address: str) -> dict[str, str]:
-    """Return the call as ``python``, ``curl`` and ``job``, each to be run as it is.
-
-    Args:
-        request: the call.
-        engine: the engine, whose models have names.
-        address: address of the server, such as ``http://localhost:8123``.
-    """
-    served = engine.models.get(request.model)
-    return {
-        "python": _python(request, served.modality, served.model),
-        "curl": _curl(request, address),
-        "job": _job(request, served.modality, served.model),
-    }
-
-
-def _python(request: LiveRequest, modality: str, model: str | None) -> str:
-    given = repr(modality) if model is None else f"{modality!r}, model={model!r}"
-    words: dict[str, Any] = {}
-    if request.sampler is not None:
-        words["sampler"] = request.spec
-    words |= request.file_names
-    words |= {"num_samples": request.num_samples, "seed": request.seed, **request.sampling}
-    lines = "".join(f"    {key}={value!r},\n" for key, value in words.items())
-    return (
-        f"import gen\n\npipe = gen.load({given})\n"
-        f"out = pipe(\n    {request.prompt!r},\n{lines})\n"
-        f"print(out)\nout.save({request.folder!r})\n"
-    )
-
-
-def _curl(request: LiveRequest, address: str) -> str:
-    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt}
-    if request.sampler is not None:
-        body["sampler"] = dict(request.sampler)
-    body |= {"sampling": dict(request.sampling), "seed": request.seed}
-    body["num_samples"] = request.num_samples
-    text = json.dumps(body)
-    if request.files:  # the shell puts the files in
-        parts = ", ".join(
-            f'"{key}": {{"name": "{name}", "data": "$(base64 < {name} | tr -d \'\\n\')"}}'
-            for key, name in request.file_names.items()
-        )
-        text = f"{_in_heredoc(text)[:-1]}, {parts}}}"
-    end = "END" if request.files else "'END'"
-    return (
-        f"curl -N {address}/live/generate -H 'Content-Type: application/json' -d @- <<{end}\n"
-        f"{text}\nEND\n"
-    )
-
-
-def _in_heredoc(text: str) -> str:
-    """Return a text whose words the shell leaves as they are."""
-    for letter in "\\$`":
-        text = text.replace(letter, f"\\{letter}")
-    return text
-
-
-def _job(request: LiveRequest, modality: str, model: str | None) -> str:
-    tree: dict[str, Any] = {"modality": modality}
-    if model is not None:
-        tree["model"] = model
-    if request.sampler is not None:
-        tree["sampler"] = request.spec
-    if request.sampling:
-        tree["sampling"] = dict(request.sampling)
-    tree |= {"prompts": [request.prompt], "num_samples": request.num_samples}
-    tree |= {"seed": request.seed, **request.file_names, "out": request.folder}
-    return dump_yaml(tree)
 
 
 def read_object(content: bytes) -> dict[str, Any]:

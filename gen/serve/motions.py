@@ -21,7 +21,7 @@ from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
 from gen.serve.calls import Calls, Wanted, item_info
 from gen.serve.errors import ApiError
-from gen.serve.fields import Name, SamplerFields, Text
+from gen.serve.fields import MOST_FRAMES, Name, SamplerFields, Text
 from gen.serve.images import usage
 from gen.serve.media import as_base64, encoded, given_bytes, given_file
 
@@ -34,7 +34,9 @@ class MotionRequest(SamplerFields):
     model: Name = Field("motion", description="Id of a model that makes motions.")
     prompt: Text
     n: int | None = Field(1, ge=1, le=MOST)
-    frames: int | None = Field(None, ge=1, description="Poses of the motion, 20 per second.")
+    frames: int | None = Field(
+        None, ge=1, le=MOST_FRAMES, description="Poses of the motion, 20 per second."
+    )
     source: str | None = Field(None, description="Motion to edit: base64 of an .npz or .bvh file.")
     span: Name | None = Field(None, description="Part of the source that is made anew: 20:60.")
     prefix: str | None = Field(None, description="Motion that every output begins with.")

@@ -91,7 +91,10 @@ def listening(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        bound = socket.create_server((host, port), family=family, backlog=2048)
+        # connections inherit it: small parts of a stream must not wait for each other
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return bound
     except (OSError, OverflowError) as error:
         raise GenError(
             f"{host}:{port} cannot be used ({error}); expected an address of this machine and a"

@@ -1,4 +1,4 @@
-"""Settings of the server, and the places that API keys come from."""
+"""Settings of the server, and where its API keys come from."""
 
 from __future__ import annotations
 

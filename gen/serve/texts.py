@@ -21,7 +21,7 @@ from gen.pipeline.streaming import Chunk
 from gen.serve.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.chat import Message, condition_of
 from gen.serve.errors import ApiError
-from gen.serve.fields import Fields, Name, SamplerFields, Text, only
+from gen.serve.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
 
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
@@ -57,12 +57,12 @@ class TextFields(SamplerFields):
 
     model: Name = Field("text", description="Id of a model that writes text.")
     n: int | None = Field(1, ge=1, le=MOST)
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured: dict[str, Any] | None = Field(None, description="Rule that the text obeys.")
-    min_new_tokens: int | None = None
+    min_new_tokens: int | None = Field(None, le=MOST_TOKENS)
     max_new_tokens: int | None = None
     prefix: Text | None = Field(None, description="Text that every output begins with.")
 
@@ -74,8 +74,8 @@ class TextFields(SamplerFields):
             message = f"{' and '.join(came)} are names of one limit; expected one of them"
             raise ApiError(message, next(iter(came)), "invalid_value")
         for name, value in came.items():
-            if value < 1:
-                message = f"{name} is {value}; expected an integer of at least 1"
+            if not 1 <= value <= MOST_TOKENS:
+                message = f"{name} is {value}; expected an integer from 1 to {MOST_TOKENS}"
                 raise ApiError(message, name, "invalid_value")
         return {"max_new_tokens": max(came.values())} if came else {}
 

@@ -24,7 +24,7 @@ from gen.media.containers import av_module
 from gen.pipeline.output import PipelineOutput
 from gen.serve.calls import Call, Calls, Wanted, info_headers, item_info
 from gen.serve.errors import ApiError, as_api_error
-from gen.serve.fields import Name, SamplerFields, Text, only
+from gen.serve.fields import MOST_FRAMES, Name, SamplerFields, Text, only
 from gen.serve.forms import body_of, form_schema
 from gen.serve.media import TYPES, encoded, given_file
 
@@ -45,7 +45,9 @@ class VideoRequest(SamplerFields):
     )
     seconds: Name | None = None
     size: Name | None = None
-    frames: int | None = Field(None, ge=1, description="Length, where the model has no fixed one.")
+    frames: int | None = Field(
+        None, ge=1, le=MOST_FRAMES, description="Length, where the model has no fixed one."
+    )
     output_format: Literal["mp4", "gif", "mkv"] | None = None
 
 

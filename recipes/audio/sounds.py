@@ -1,5 +1,5 @@
 """A model of sounds whose condition is the states of the model of captions (VATT, arXiv
-2411.05679), in place of the tiles and words that ``audio-masked`` reads.
+2411.05679), not the tiles and words that ``audio-masked`` reads.
 
     python -m gen.recipes.audio.sounds all --work DIR            train and measure one
     python -m gen.recipes.audio.sounds all --work DIR --quick    a smoke run of the same path

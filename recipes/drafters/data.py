@@ -33,7 +33,7 @@ from gen.pipeline.request import GenerationRequest
 
 SAMPLER = "autoregressive"
 KEPT = 128  # most probable tokens of a distribution that are stored
-ROWS = 32  # sequences of a forward pass that labels
+ROWS, POSITIONS = 32, 16_384  # sequences and positions of a forward pass that labels, at most
 SEED = 20_000
 
 # conditions that no evaluation uses: (count, seed) -> prompts
@@ -228,7 +228,8 @@ class Teacher:
         """
         weight = self.until_end(tokens) if weight is None else weight
         parts: list[Sequences] = []
-        for rows in torch.arange(len(tokens)).split(ROWS):
+        at_once = max(1, min(ROWS, POSITIONS // tokens.shape[1]))
+        for rows in torch.arange(len(tokens)).split(at_once):
             batch = self.batch(items[rows], tokens[rows])
             kept = min(KEPT, batch.logp.shape[-1])
             logp, ids = batch.logp.topk(kept, -1)

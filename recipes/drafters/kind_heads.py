@@ -42,7 +42,7 @@ class HydraOptions(HeadOptions):
     """Options of Hydra heads.
 
     Attributes:
-        trunk: heads, or recurrent (Clover's).
+        trunk: heads, recurrent (Clover's) or trigram (Chimera's).
         layers: numbers of layers whose hidden states are read beside the last, joined by commas.
     """
 

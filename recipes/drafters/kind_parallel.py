@@ -102,7 +102,7 @@ def grouped(batch: Batch, masks: Tensor, groups: int, generator: torch.Generator
     return Groups(ids, positions, seen, before, anchors)
 
 
-class _Parallel(Kind):
+class Parallel(Kind):
     """Drafts of one pass."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class _Parallel(Kind):
         }
 
 
-class Masked(_Parallel):
+class Masked(Parallel):
     """A small model over mask tokens. Options: ``MaskedOptions``."""
 
     name = "masked"
@@ -200,7 +200,7 @@ class Masked(_Parallel):
         ).logits
 
 
-class Prompt(_Parallel):
+class Prompt(Parallel):
     """Trained embeddings of mask tokens. Options: ``ParallelOptions``."""
 
     name = "prompt"

@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class DrafterRecipe:
         options: options of the kind, by name.
         modality: modality of the model; None for the first word of its name.
         log: receives progress.
+        teach: makes the teacher of so many prompts, held-out ones where its second argument says
+            so; None for ``Teacher.of_model``.
     """
 
     def __init__(
@@ -80,11 +83,13 @@ class DrafterRecipe:
         options: dict[str, str] | None = None,
         modality: str | None = None,
         log: Callable[[str], None] = print,
+        teach: Callable[[int, bool], Teacher] | None = None,
     ):
         if kind not in KINDS:
             raise unknown("kind of drafter", kind, KINDS, "--kind")
-        self.model, self.modality, self.out, self.plan, self.log = model, modality, out, plan, log
-        teacher = Teacher.of_model(model, modality, plan.prompts, held=False)
+        self.out, self.plan, self.log = out, plan, log
+        self.teach = teach or partial(Teacher.of_model, model, modality)
+        teacher = self.teach(plan.prompts, False)
         chosen = read_options(KINDS[kind].options_type, options or {})
         self.kind: Kind = KINDS[kind](teacher, chosen)
         self.teacher = self.kind.teacher
@@ -100,7 +105,7 @@ class DrafterRecipe:
         self.kind.export(net, folder)
         figures = {
             "kind": self.kind.name,
-            "parameters": sum(p.numel() for p in net.parameters()),
+            "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),
             "minutes": round(minutes, 2),
             "alpha": round(self.measure(net), 4),
             "drafter": str(folder),
@@ -209,7 +214,7 @@ class DrafterRecipe:
     @torch.no_grad()
     def measure(self, net: nn.Module) -> float:
         """Return the acceptance of a first draft on held-out prefixes of the target's sequences."""
-        held = Teacher.of_model(self.model, self.modality, self.plan.held_out, held=True)
+        held = self.teach(self.plan.held_out, True)
         tokens = held.sample()
         teacher = held.with_layers(self.teacher.layers)
         data = teacher.label(torch.arange(len(tokens)), tokens)

@@ -6,7 +6,9 @@ prints a row for plain autoregression, for Jacobi decoding, for drafters without
 untrained small model, for the modality's own draft model and for every trained drafter: parameters,
 minutes of training, ``alpha`` (acceptance of a first draft on held-out prefixes, where the recipe
 measured it), tokens per forward pass of the target, share of accepted drafts, passes of the drafter
-per item and wall time per item. ``--spec`` adds a row for any sampler, as JSON.
+per item and wall time per item. ``--spec`` adds a row for any sampler, as JSON. With ``--timed 2``
+two items are decoded one by one for their wall time, and the others in batches; what a drafter
+learns from the items of a call (``scope: call``) then stays in a batch.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from safetensors import safe_open
 
 from gen.core.errors import GenError, unknown
+from gen.core.stats import Stats
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
@@ -33,6 +36,7 @@ from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
 from gen.recipes.drafters.kinds import KINDS
 
 UNTRAINED = ("autoregressive", "speculative_jacobi", "prompt_lookup", "suffix", "token_recycling")
+BATCH = 16  # items that are decoded together where they are not timed
 HEAD = "| drafter | parameters | minutes | alpha | tokens/pass | accepted | draft passes | ms |"
 
 
@@ -45,14 +49,31 @@ class Row:
     folder: Path | None = None
 
 
-def measured(pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any]) -> list[str]:
-    """Decode items one by one: tokens per pass, accepted share, draft passes and milliseconds."""
+def measured(
+    pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any], timed: int | None = None
+) -> list[str]:
+    """Decode items: tokens per pass, accepted share, draft passes and milliseconds.
+
+    Args:
+        pipe: pipeline of the modality.
+        items: the items.
+        spec: the sampler.
+        timed: number of first items that are decoded one by one and timed; the others are decoded
+            in batches, which changes no pass of an item. None times all.
+    """
     sampler, sampling = pipe.resolve(spec)
-    request = GenerationRequest(items, spec, sampler, sampling, max_batch=1)
-    pipe.run(pipe.prepare(GenerationRequest(items[:1], spec, sampler, sampling)))
+
+    def decoded(some: Sequence[ItemPlan], most: int) -> Sequence[Stats]:
+        request = GenerationRequest(some, spec, sampler, sampling, max_batch=most)
+        return pipe.run(pipe.prepare(request)).stats
+
+    alone, others = items[:timed], items[len(items[:timed]) :]
+    decoded(items[:1], 1)
     began = time.perf_counter()
-    stats = pipe.run(pipe.prepare(request)).stats
+    stats = list(decoded(alone, 1))
     each = (time.perf_counter() - began) / len(stats)
+    for first in range(0, len(others), BATCH):
+        stats += decoded(others[first : first + BATCH], BATCH)
     per_pass = sum(s.tokens for s in stats) / sum(s.nfe for s in stats)
     rates = [s.draft_acceptance_rate for s in stats if s.draft_acceptance_rate is not None]
     passes = mean(s.draft_nfe or 0 for s in stats)
@@ -108,6 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec", action="append", default=[], metavar="JSON")
     parser.add_argument("--only", nargs="*", help="names of the rows to print (default: all)")
     parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument(
+        "--timed", type=int, help="items that are decoded one by one and timed (default: all)"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     pipe = load(args.modality, args.model)
@@ -118,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows += [Row(text, json.loads(text)) for text in args.spec]
         for row in rows:
             if args.only is None or row.name in args.only:
-                cells = trained_cells(row.folder) + measured(pipe, items, row.spec)
+                cells = trained_cells(row.folder) + measured(pipe, items, row.spec, args.timed)
                 print(f"| `{row.name}` | {' | '.join(cells)} |", flush=True)
     return 0
 

@@ -3,13 +3,16 @@
     python -m gen.recipes.text.certainty all --work DIR --zoo DIR            the whole run
     python -m gen.recipes.text.certainty all --work DIR --zoo DIR --quick    a smoke run, in seconds
 
-Stages: ``answers``, ``train``, ``evaluate``; ``all`` runs them in this order. The model is
-``text-masked`` in ``--zoo``; without such a folder there, the embedded one. ``train`` resumes from
-its checkpoint in ``--work`` and writes ``text-masked-fast`` to ``--zoo`` (default ``WORK/zoo``).
+Stages: ``answers``, ``train``, ``answers-own``, ``train-own``, ``evaluate``; ``all`` runs them in
+this order. The model is ``text-masked`` in ``--zoo``; without such a folder there, the one in the
+package. Training resumes from its checkpoint in ``--work``. The result, ``text-masked-fast`` in
+``--zoo`` (default ``WORK/zoo``), is low-rank additions to that model
+(``gen.models.load.low_rank``).
 
-    answers    training tasks, decoded by the model itself at temperature 0; those that the checker
-               accepts
-    train      an answer y twice, with complementary masks, and wrong tokens c among the visible:
+    answers    training tasks, decoded by the model at temperature 0; those that the checker
+               accepts. ``answers-own`` are those of the model that ``train`` made, which has
+               drifted to answers that it decodes in few passes
+    train      an answer y twice, with complementary masks, and wrong tokens among the visible:
 
                    L = CE + CE' + beta (H + H') + edit (E + E')
 
@@ -22,7 +25,8 @@ its checkpoint in ``--work`` and writes ``text-masked-fast`` to ``--zoo`` (defau
 Without E this is dParallel (arXiv 2509.26488). Its code masks half of a block of 32; here the
 masked share of a block is uniform, since answers are one block, which begins masked as a whole.
 E is for samplers that change committed tokens: ``llada2`` edits what it sees, so the model must
-have seen wrong tokens (LLaDA2.1).
+have seen wrong tokens (LLaDA2.1). They are drawn at random; in ``train-own``, in half of the rows,
+they are the model's own draws at some of the masked positions, which are visible then.
 """
 
 from __future__ import annotations
@@ -44,13 +48,15 @@ from gen.modalities.text.modality import POSITIONS, TextModality
 from gen.models.load.locate import zoo
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
-from gen.recipes.common.grid_models import WEIGHTS, Shape, tidy
+from gen.recipes.common import low_rank
+from gen.recipes.common.grid_models import WEIGHTS, Shape
 from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
 from gen.recipes.text.recipe import SHAPE
 
 MODEL, TRAINED = "text-masked", "text-masked-fast"
+FIRST, SECOND, WEIGHTS_FILE = "certainty-1", "certainty-2", "weights.pt"
 TEACHER = {"name": "fast_dllm"}  # how the answers are decoded
 DECODERS: dict[str, Any] = {
     "llada, one position per pass": {"name": "llada", "steps": POSITIONS},
@@ -61,14 +67,32 @@ DECODERS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Round:
+    """A training on the answers of one model.
+
+    Attributes:
+        seed: seed of the tasks.
+        steps: updates.
+        lr: peak learning rate.
+        own: whether half of the rows have the model's own draws for wrong tokens.
+    """
+
+    seed: int
+    steps: int
+    lr: float
+    own: bool = False
+
+
+@dataclass(frozen=True)
 class CertaintyPlan:
     """Sizes and weights of the distillation.
 
     Attributes:
-        tasks: training tasks to answer.
-        steps: updates.
+        tasks: training tasks to answer, in each round.
+        first: the training on the base's answers.
+        second: the training on the answers of the model that the first one made.
         batch: answers per update, each of them twice.
-        lr: peak learning rate.
+        rank: rank of what is added to a matrix.
         block: positions per block.
         beta: weight of the entropies.
         tau: temperature of the distributions whose entropy is lowered.
@@ -79,19 +103,22 @@ class CertaintyPlan:
     """
 
     tasks: int = 60_000
-    steps: int = 600
-    batch: int = 32
-    lr: float = 1e-3
+    first: Round = Round(31, 2500, 3e-3)
+    second: Round = Round(41, 1800, 2e-3, own=True)
+    batch: int = 64
+    rank: int = 4
     block: int = POSITIONS
     beta: float = 2.0
     tau: float = 0.5
     edit: float = 1.0
     wrong: float = 0.3
-    held_out: int = 200
+    held_out: int = 500
     rows: int = 100
 
 
-QUICK = CertaintyPlan(tasks=12, steps=4, batch=4, held_out=4)
+QUICK = CertaintyPlan(
+    tasks=12, first=Round(31, 4, 1e-3), second=Round(41, 4, 1e-3, True), batch=4, held_out=4
+)
 
 
 def complementary(
@@ -142,6 +169,27 @@ def corrupted(
     return torch.where(chosen, torch.where(swaps, elsewhere, anything), codes)
 
 
+@torch.no_grad()
+def own_errors(
+    logits: Tensor, codes: Tensor, hidden: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Fill in some masked positions with what a model draws there.
+
+    Args:
+        logits: of a canvas that is right where it is visible, [B, T, V'] of the codes.
+        codes: answers, long [B, T].
+        hidden: masked positions, bool [B, T].
+        generator: source of the random numbers.
+
+    Returns:
+        Visible tokens, long [B, T], and the positions that are still masked, bool [B, T].
+    """
+    drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
+    share = torch.rand(len(codes), 1, generator=generator)
+    filled = (torch.rand(codes.shape, generator=generator) < share) & hidden
+    return torch.where(filled, drawn.view(codes.shape), codes), hidden & ~filled
+
+
 def mean_at(values: Tensor, at: Tensor) -> Tensor:
     """Average values [B, T] over some positions, bool [B, T]; 0 where there are none."""
     return (values * at).sum() / at.sum().clamp_min(1)
@@ -175,8 +223,10 @@ def canvas_logits(m: Any, shape: Shape, words: Tensor, canvas: Tensor) -> Tensor
     return out.logits.float()
 
 
-def certainty_loss(shape: Shape, plan: CertaintyPlan, generator: torch.Generator):
-    """Loss of the module for batches of words [B, P] and answers [B, T]."""
+def certainty_loss(
+    shape: Shape, plan: CertaintyPlan, generator: torch.Generator, own: bool = False
+):
+    """Loss of the module for batches of words [B, P] and answers [B, T]; ``own``: see ``Round``."""
 
     def loss(m, batch):
         words, codes = batch
@@ -185,6 +235,11 @@ def certainty_loss(shape: Shape, plan: CertaintyPlan, generator: torch.Generator
         hidden, counted = torch.cat(masks), inside.repeat(2, 1)
         words, codes = words.repeat(2, 1), codes.repeat(2, 1)
         seen = corrupted(codes, hidden, plan.wrong, shape.codes, generator)
+        if own:
+            canvas = codes[::2].masked_fill(hidden[::2], shape.mask)
+            with torch.no_grad():
+                logits = canvas_logits(m, shape, words[::2], canvas)[..., : shape.codes]
+            seen[::2], hidden[::2] = own_errors(logits, codes[::2], hidden[::2], generator)
         logits = canvas_logits(m, shape, words, seen.masked_fill(hidden, shape.mask))
         # every mean is over both copies, which is half of the sum of the paper
         ce, entropy, edits = certainty_losses(logits, codes, hidden, counted, plan.tau)
@@ -236,44 +291,57 @@ class CertaintyRecipe(Recipe):
     doc, full, quick = __doc__, CertaintyPlan(), QUICK
 
     def stages(self):
-        return {"answers": self.answer, "train": self.train, "evaluate": self.evaluate}
+        first, second = self.plan.first, self.plan.second
+        return {
+            "answers": lambda: self.answer(self.base(), first),
+            "train": lambda: self.train(first),
+            "answers-own": lambda: self.answer(self.work / FIRST / TRAINED, second),
+            "train-own": lambda: self.train(second, self.work / FIRST / WEIGHTS_FILE),
+            "evaluate": self.evaluate,
+        }
 
     def base(self) -> Path:
         """Folder of the model to start from."""
         local = self.zoo / MODEL
         return local if local.is_dir() else zoo()[MODEL]
 
-    def answer(self) -> None:
+    def answer(self, model: Path, plan: Round) -> None:
         """Decode training tasks and save the right answers: words [N, P] and tokens [N, T]."""
-        began, pipe = time.time(), Pipeline("text", self.base())
-        tasks = [task for task, _ in drawn(self.plan.tasks, seed=31)]
+        began, pipe = time.time(), Pipeline("text", model)
+        tasks = [task for task, _ in drawn(self.plan.tasks, seed=plan.seed)]
         out = pipe([str(t) for t in tasks], TEACHER, seed=0, batch_size=self.plan.rows)
         right = [text_tasks.check(t, m).passed for t, m in zip(tasks, out.media, strict=True)]
         kept, modality = torch.tensor(right), TextModality()
         words = torch.tensor([modality.prompt_words(task) for task in tasks], dtype=torch.uint8)
         codes = torch.as_tensor(out.tokens).to(torch.int16)
-        torch.save({"words": words[kept], "codes": codes[kept]}, self.work / "answers.pt")
+        answers = {"words": words[kept], "codes": codes[kept]}
+        torch.save(answers, self.work / f"answers-{plan.seed}.pt")
         share, seconds = kept.double().mean(), time.time() - began
         self.log(f"{int(kept.sum())} answers, {share:.3f} of them right; {seconds:.0f} s")
 
-    def train(self) -> None:
-        """Distil the model and write it to ``zoo``."""
-        plan = self.plan
-        data = torch.load(self.work / "answers.pt", weights_only=True)
+    def train(self, plan: Round, start: Path | None = None) -> None:
+        """Distil the model, from weights of an earlier round, and write it."""
+        sizes, folder = self.plan, self.work / (SECOND if start else FIRST)
+        data = torch.load(self.work / f"answers-{plan.seed}.pt", weights_only=True)
         model = GridLlamaForCausalLM.from_pretrained(self.base(), dtype=torch.float32)
+        low_rank.attach(model, sizes.rank)
+        if start is not None:
+            model.load_state_dict(torch.load(start, weights_only=True))
         fit_average(
             model,
-            answer_batches(data["words"], data["codes"], plan.batch, seed=5),
-            certainty_loss(SHAPE, plan, torch.Generator().manual_seed(6)),
+            answer_batches(data["words"], data["codes"], sizes.batch, seed=5),
+            certainty_loss(SHAPE, sizes, torch.Generator().manual_seed(6), plan.own),
             TrainConfig(
-                steps=plan.steps, lr=plan.lr, bfloat16_weights=True, log_every=50, save_every=200
+                steps=plan.steps, lr=plan.lr, bfloat16_weights=True, log_every=50, save_every=500
             ),
-            out=self.work / "certainty",
+            out=folder,
             log=self.log,
         )
-        model.half().save_pretrained(self.zoo / TRAINED)
-        tidy(self.zoo)
-        self.log(f"wrote {self.zoo / TRAINED}")
+        torch.save(model.state_dict(), folder / WEIGHTS_FILE)
+        local = (self.zoo / MODEL).is_dir()
+        written = (self.zoo if start else folder) / TRAINED
+        low_rank.export(model, str(self.base()) if local else MODEL, written)
+        self.log(f"wrote {written}")
 
     def evaluate(self) -> None:
         """Compare the models on held-out tasks and write the figures and the table."""

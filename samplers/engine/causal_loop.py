@@ -51,12 +51,15 @@ class Draft:
         failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
         parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
             committed token; None for a chain, whose parent is the column before.
+        num_drafts: number of drafts; the columns behind them are mask tokens, which give
+            distributions and are never accepted. None where all columns are drafts.
     """
 
     tokens: Tensor
     exists: Tensor
     parents: Tensor | None = None
     failed: Tensor | None = None
+    num_drafts: int | None = None
 
 
 @dataclass
@@ -381,11 +384,13 @@ class CausalRun(SteppableRun):
         accepted, drafted, ids, failed, draft_failed = copy_to_host(
             verdict.num_accepted, draft.exists, verdict.tokens, failed, draft.failed
         )
-        num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
-        committed = np.minimum(accepted + 1, step.widths)
-        columns = num_drafted + 1 if drafted.shape[1] else step.widths
+        columns = drafted.sum(1) + 1 if drafted.shape[1] else step.widths
         if verdict.path is None:
             columns = np.minimum(step.widths, columns)
+        if draft.num_drafts is not None:  # masks behind the drafts
+            drafted = drafted[:, : draft.num_drafts]
+        num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
+        committed = np.minimum(accepted + 1, step.widths)
         return Outcome(
             accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
         )

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gen.__main__ import main
-from gen.core.described import describe_sampler
 from gen.cli.names import source_names
+from gen.core.described import describe_sampler
 from gen.core.registry import registry
 
 ROOT = Path(__file__).parents[2]

@@ -46,6 +46,7 @@ from gen.recipes.text.dual import main as dual_recipe
 from gen.recipes.text.filter import main as text_filter_recipe
 from gen.recipes.text.hyperfit import main as hyperfit_recipe
 from gen.recipes.text.judge_decoding import main as judge_recipe
+from gen.recipes.text.long_answers import main as long_answers_recipe
 from gen.recipes.text.recipe import main as text_recipe
 from gen.recipes.video.recipe import main as video_recipe
 from gen.recipes.world.recipe import main as world_recipe
@@ -97,6 +98,7 @@ RECIPES = {
     "gen.recipes.text.certainty": certainty_recipe,
     "gen.recipes.text.dual": dual_recipe,
     "gen.recipes.text.judge_decoding": judge_recipe,
+    "gen.recipes.text.long_answers": long_answers_recipe,
     "gen.recipes.acceptance_head": acceptance_head_recipe,
     "gen.recipes.drafters": drafters_recipe,
     "gen.recipes.speed": speed_recipe,

@@ -128,6 +128,12 @@ def test_what_does_not_fit_is_refused_before_any_forward_pass(pipe, message):
         call(pipe, **REFUSED[message])
 
 
+def test_an_ngram_longer_than_any_output_bans_nothing_and_takes_no_time(pipe):
+    plain = call(pipe)
+    assert (call(pipe, no_repeat_ngram_size=10**9).tokens == plain.tokens).all()
+    assert (call(pipe, no_repeat_ngram_size=1).tokens != plain.tokens).any()
+
+
 @pytest.mark.parametrize("name", ["stop", "max_new_tokens"])
 def test_media_without_texts_refuse_parameters_about_texts(name):
     with pytest.raises(GenError, match=f"sampling.{name} is .*no text"):

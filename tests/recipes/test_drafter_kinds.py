@@ -31,10 +31,12 @@ from gen.recipes.drafters.kind_parallel import (
     ParallelOptions,
     Prompt,
 )
+from gen.recipes.drafters.kind_skip import SkipOptions, SkipRepair
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
 from gen.samplers.causal.drafters.exit import exit_model
 from gen.samplers.causal.drafters.heads import unfiltered
 from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
+from gen.samplers.causal.drafters.skip import repaired_model
 
 V, LENGTH, WRONG = 20, 8, 1e-3
 
@@ -132,6 +134,20 @@ def test_the_layer_of_an_exit_is_trained_on_what_it_drafts():
     assert float((logq - logprobs_of(wrong, batch)).detach().abs().max()) > WRONG
 
 
+def test_maps_in_the_place_of_layers_are_trained_on_what_they_draft():
+    made, batch = drawn_batch()
+    kind = SkipRepair(made, SkipOptions(kept_layers="0", rank=4))
+    of = target(LENGTH, V)
+    plain = of.with_model(of.model.with_layers((0,)))
+    skipping = logprobs_of(plain, batch)
+    assert torch.allclose(kind.logq(kind.network(), batch).double(), skipping, atol=1e-4, rtol=0)
+    net = scrambled(network("skip", made.target))
+    logq = kind.logq(net, batch)
+    draft = of.with_model(repaired_model(of.model, net))
+    assert torch.allclose(logq.double(), logprobs_of(draft, batch), atol=1e-4, rtol=0)
+    assert float((logq - skipping).detach().abs().max()) > WRONG
+
+
 @pytest.mark.parametrize("name", ["masked", "prompt"])
 def test_masks_are_trained_on_what_they_draft(name):
     made, batch = drawn_batch()
@@ -184,7 +200,9 @@ def test_a_group_of_masks_sees_no_token_behind_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["medusa", "hydra", "exit", "masked", "prompt"])
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra", "exit", "masked", "prompt", "hidden", "longspec", "skip"]
+)
 def test_the_recipe_writes_a_drafter_that_a_sampler_reads(tmp_path, name):
     recipe = DrafterRecipe("text-causal", name, tmp_path, QUICK, log=lambda line: None)
     figures = recipe.run()
@@ -200,5 +218,7 @@ def test_unknown_options_are_refused():
         Hydra(teacher(), HydraOptions(layers="one"))
     with pytest.raises(GenError, match="exit_layer is 2"):
         Exit(teacher(), ExitOptions(exit_layer=2)).network()
+    with pytest.raises(GenError, match="kept_layers came as '2/2', all layers of the model"):
+        SkipRepair(teacher(), SkipOptions(kept_layers="2/2"))
     assert unfiltered(target(4, 3).sampling).top_k == 0
     assert HeadOptions().depth == 4 and len(NET.model.layers) == 2

@@ -23,6 +23,7 @@ from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
 from gen.recipes.drafters.kind_eagle import EagleKind, EagleOptions
 from gen.recipes.drafters.losses import LOSSES, acceptance, mean_over, nla
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, main, read_options
+from gen.recipes.drafters.table import measured
 
 TASKS = ["sort 3 1 2 =", "copy 4 0 7 5 =", "3 + 8 + 5 ="]
 
@@ -238,3 +239,11 @@ def test_wrong_options_are_named():
 def test_means_leave_out_what_does_not_weigh():
     values = torch.tensor([1.0, torch.inf, 3.0])
     assert mean_over(values, torch.tensor([1.0, 0.0, 1.0])) == 2
+
+
+def test_passes_are_the_same_one_by_one_and_in_batches():
+    pipe = load("text")
+    spec = {"name": "speculative", "num_speculative_tokens": 3}
+    items = pipe.plan(TASKS)
+    alone, batched = (measured(pipe, items, spec, timed)[:3] for timed in (None, 1))
+    assert alone == batched and float(alone[0]) > 1

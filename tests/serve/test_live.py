@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -24,8 +28,11 @@ from gen.config.yaml_text import load_yaml
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.engine.engine import Engine
+from gen.media.audio import open_sound
 from gen.media.video import read_video
-from gen.serve.live import MOST_BYTES, PAGE, live_router
+from gen.serve.app import make_app
+from gen.serve.live import PAGE
+from gen.serve.settings import Settings
 
 CIRCLE = "a large red circle at the top left"
 
@@ -39,19 +46,17 @@ def engine():
 
 @pytest.fixture(scope="module")
 def app(engine):
-    app = FastAPI()
-    app.include_router(live_router(engine))
-    return app
+    return make_app(engine)
 
 
 @pytest.fixture(scope="module")
 def client(app):
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 
-@pytest.fixture(scope="module")
-def address(app):
+@contextmanager
+def served(app) -> Iterator[str]:
     """Address of a real server, which streams."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -61,6 +66,12 @@ def address(app):
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def address(app):
+    with served(app) as address:
+        yield address
 
 
 def events(text: str) -> list[tuple[str, dict]]:
@@ -158,7 +169,8 @@ def test_parameters_are_those_that_the_chosen_parts_read(client):
     assert plain["steps"]["default"] == 12 and "kl_threshold" not in plain
     assert "klass" in plain["selector"]["options"]
     assert "kl_threshold" in names('{"name": "maskgit", "selector": "klass"}')
-    answer = client.get("/live/sampler", params={"model": "image", "spec": '{"name": "sjd", "w": 1}'})
+    spec = '{"name": "sjd", "w": 1}'
+    answer = client.get("/live/sampler", params={"model": "image", "spec": spec})
     assert answer.status_code == 400 and "parameter" in answer.json()["error"]
 
 
@@ -281,10 +293,12 @@ def test_a_call_names_models_that_are_served(client):
 
 def test_requests_of_other_pages_and_large_ones_are_refused(client):
     body = {"model": "text", "prompt": "sort 3 1 2 ="}
-    for origin, status in (("http://example.org", 403), ("null", 403), ("http://testserver", 200)):
+    for origin, status in (("http://example.org", 403), ("null", 403), ("http://localhost", 200)):
         answer = client.post("/live/copy", json=body, headers={"Origin": origin})
         assert answer.status_code == status
-    assert client.post("/live/generate", content=b" " * (MOST_BYTES + 1)).status_code == 413
+    assert (
+        client.post("/live/generate", content=b" " * (Settings().max_body + 1)).status_code == 413
+    )
 
 
 # --- calls that end early
@@ -333,6 +347,24 @@ def test_a_reader_who_leaves_cancels_the_call(address, engine):
     assert cancelled(engine) == before + 1 and engine.stats.running.total() == 0
 
 
+def test_a_full_queue_is_answered_with_429_and_when_to_try_again():
+    engine = Engine(device="cpu", max_waiting=1)
+    with TestClient(make_app(engine), base_url="http://localhost") as client:
+        body = {"model": "text", "prompt": "sort 3 1 2 =", "num_samples": 2}
+        answer = client.post("/live/generate", json=body)
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+        assert call(client, **{**body, "num_samples": 1})[-1][0] == "result"
+    engine.close()
+
+
+def test_a_call_beyond_the_deadline_ends_with_an_error(engine):
+    with TestClient(
+        make_app(engine, Settings(deadline=0.2)), base_url="http://localhost"
+    ) as client:
+        name, data = call(client, **LONG)[-1]
+    assert name == "error" and "within 0.2 seconds" in data["message"]
+
+
 # --- copied calls
 
 COPIED = {"model": "text", "prompt": "shuffle 5 6 1 2 0 3 =", "seed": 4, "num_samples": 2}
@@ -363,7 +395,7 @@ def test_the_copied_python_gives_the_tokens_of_the_page(client, tmp_path, monkey
     assert executed(client.post("/live/copy", json=other).json(), tmp_path, monkeypatch) != tokens
 
 
-@pytest.mark.parametrize("prompt", ["it's $HOME `id` \\ \"x\"\nEND\n%s", "ä 一 🙂 </script>", ""])
+@pytest.mark.parametrize("prompt", ['it\'s $HOME `id` \\ "x"\nEND\n%s', "ä 一 🙂 </script>", ""])
 def test_a_copied_call_keeps_the_prompt_as_it_is(client, prompt):
     body = {"model": "text", "prompt": prompt}
     copied = client.post("/live/copy", json=body).json()
@@ -376,22 +408,78 @@ def test_a_copied_call_keeps_the_prompt_as_it_is(client, prompt):
 
 @pytest.mark.slow
 def test_the_copied_curl_and_job_give_the_output_of_the_page(client, address, tmp_path):
-    digest = call(client, **COPIED)[-1][1]["items"][0]["digest"]
+    texts = [i["media"]["text"] for i in call(client, **COPIED)[-1][1]["items"]]
     copied = httpx.post(f"{address}/live/copy", json=COPIED).json()
-    assert address in copied["curl"]
-    command = copied["curl"].replace("curl ", "curl -s --noproxy '*' ", 1)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, cwd=tmp_path)
-    assert events(done.stdout.decode())[-1][1]["items"][0]["digest"] == digest
+    assert f"curl {address}/v1/completions" in copied["curl"]
+    made = json.loads(curled(copied, tmp_path))
+    assert [choice["text"] for choice in made["choices"]] == texts
     (tmp_path / "page.yaml").write_text(copied["job"])
     run_job(tmp_path)
     written = sorted((tmp_path / made_in(copied)).glob("*.txt"))
-    texts = [i["media"]["text"] for i in call(client, **COPIED)[-1][1]["items"]]
     assert [path.read_text().strip() for path in written] == texts
+
+
+def curled(copied: dict, folder, **environment: str) -> bytes:
+    """What the curl of a copied call prints."""
+    shell = "curl() { command curl -s --noproxy '*' \"$@\"; }\n" + copied["curl"]
+    env = {**os.environ, **environment}
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, prompt, num_samples, path",
+    [
+        ("image", CIRCLE, 2, "/v1/images/generations"),
+        ("speech", "three seven", 1, "/v1/audio/speech"),
+        ("speech", "three seven", 2, "/live/generate"),
+        ("motion", "a person kicks slowly with the left leg once", 1, "/v1/motions"),
+        ("action", "reach from 0.58 0.61 to 0.80 0.22", 1, "/v1/actions"),
+        ("video", "a red square moves right", 1, "/live/generate"),
+        ("world", "up up left", 1, "/live/generate"),
+    ],
+)
+def test_the_copied_curl_gives_the_media_of_the_page(
+    client, address, tmp_path, model, prompt, num_samples, path
+):
+    body = {"model": model, "prompt": prompt, "num_samples": num_samples, "seed": 6}
+    items = call(client, **body)[-1][1]["items"]
+    copied = httpx.post(f"{address}/live/copy", json=body).json()
+    assert f"{address}{path} " in copied["curl"]
+    made = curled(copied, tmp_path)
+    if path == "/live/generate":
+        assert [i["digest"] for i in events(made.decode())[-1][1]["items"]] == [
+            i["digest"] for i in items
+        ]
+    elif model == "speech":
+        (tmp_path / "page.wav").write_bytes(base64.b64decode(items[0]["media"]["file"]["data"]))
+        waves = [open_sound(tmp_path / name)[0] for name in ("page.wav", "speech.wav")]
+        assert np.array_equal(*waves)
+    else:
+        data = json.loads(made)["data"]
+        assert [d["gen"]["nfe"] for d in data] == [i["nfe"] for i in items]
+        if model == "image":
+            assert [d["b64_json"] for d in data] == [i["media"]["file"]["data"] for i in items]
+        elif model == "action":
+            assert np.allclose(data[0]["action"], items[0]["media"]["actions"], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_copied_curl_takes_the_key_of_the_environment(engine, tmp_path):
+    with served(make_app(engine, Settings(api_keys=("a-key",)))) as address:
+        headers = {"Authorization": "Bearer a-key"}
+        copied = httpx.post(f"{address}/live/copy", json=COPIED, headers=headers).json()
+        assert "a-key" not in copied["curl"]
+        assert "choices" in json.loads(curled(copied, tmp_path, GEN_API_KEY="a-key"))
+        assert "error" in json.loads(curled(copied, tmp_path, GEN_API_KEY="another"))
 
 
 def run_job(folder) -> None:
     command = [sys.executable, "-m", "gen", "run", "page.yaml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(gen.__file__).parents[1])}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -410,7 +498,7 @@ def test_an_edit_keeps_what_is_not_painted_here_and_in_the_copied_calls(
     mask = np.zeros((64, 64), np.uint8)
     mask[32:, 32:] = 255
     body["prompt"] = f"{CIRCLE} and a small yellow cross at the bottom right"
-    body |= {"source": as_file(source, "circle.png"), "mask": as_file(Image.fromarray(mask), "m.png")}
+    body |= {"source": as_file(source, "a.png"), "mask": as_file(Image.fromarray(mask), "m.png")}
     item = call(client, **body)[-1][1]["items"][0]
     edited = pixels(item["media"])
     kept = mask == 0
@@ -419,9 +507,8 @@ def test_an_edit_keeps_what_is_not_painted_here_and_in_the_copied_calls(
     for name in ("source", "mask"):
         (tmp_path / f"{name}.png").write_bytes(base64.b64decode(body[name]["data"]))
     copied = httpx.post(f"{address}/live/copy", json=body).json()
-    command = copied["curl"].replace("curl ", "curl -s --noproxy '*' ", 1)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, cwd=tmp_path)
-    assert events(done.stdout.decode())[-1][1]["items"][0]["digest"] == item["digest"]
+    made = json.loads(curled(copied, tmp_path))["data"][0]
+    assert np.array_equal(pixels({"png": made["b64_json"]}), edited)
     executed(copied, tmp_path, monkeypatch)
     made = next((tmp_path / made_in(copied)).glob("*.png"))
     assert np.array_equal(np.asarray(Image.open(made).convert("RGB")), edited)
@@ -444,13 +531,37 @@ def test_a_clip_is_continued_from_the_share_that_is_kept(client, tmp_path):
     assert np.array_equal(read_video(path, (32, 32)), clip[:8])
     again = call(client, **{**body, "seed": 2}, prefix=prefix)
     out = gen.load("video", device="cpu")(body["prompt"], seed=2, prefix=clip[:8])
-    tokens = base64.b64decode(again[-1][1]["items"][0]["media"]["strips"][0])
-    assert np.array_equal(pixels({"png": base64.b64encode(tokens)}), out.media[0].reshape(-1, 32, 3))
+    strip = pixels({"png": again[-1][1]["items"][0]["media"]["strips"][0]})
+    assert np.array_equal(strip, out.media[0].reshape(-1, 32, 3))
     for share in (0, 1, "x", True):
         assert client.post("/live/prefix", json={**asked, "share": share}).status_code == 400
 
 
 # --- the world
+
+
+@pytest.mark.slow
+def test_the_world_is_played_while_the_engine_decodes_worlds(client, address):
+    world = gen.load_world(seed=5, device="cpu")
+    begun = client.post("/world/new", json={"seed": 5}).json()
+    pipe = gen.load("world", device="cpu")
+    right = pipe("right*12 up", seed=2).tokens
+    done: list[list] = []
+    work = threading.Thread(
+        target=lambda: done.extend(
+            call(client, model="world", prompt="right*12 up", seed=2)[-1][1]["items"]
+            for _ in range(4)
+        )
+    )
+    work.start()
+    for action in ["right", "up", "left", "down"] * 6:
+        body = {"session": begun["session"], "action": action}
+        seen = client.post("/world/step", json=body).json()
+        frame = np.frombuffer(base64.b64decode(seen["frame"]), np.uint8)
+        assert np.array_equal(frame.reshape(*seen["size"], 3), world.step(action))
+    work.join()
+    digest = hashlib.sha256(right[0].contiguous().numpy().tobytes()).hexdigest()[:16]
+    assert [items[0]["digest"] for items in done] == [digest] * 4
 
 
 def test_the_world_is_played_under_the_same_address(client):

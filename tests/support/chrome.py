@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-KEYS = {"ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, " ": 32}
+KEYS = {
+    **{"ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, " ": 32},
+    **{"Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46},
+}
+TEXTS = {" ": " ", "Enter": "\r"}  # what keys write
+ALT, CONTROL, META, SHIFT = 1, 2, 4, 8
 
 
 class Tab:
@@ -83,12 +88,18 @@ class Tab:
             assert time.monotonic() < end, "it does not come to hold"
             time.sleep(0.02)
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, modifiers: int = 0) -> None:
         """Press and release a key, as a keyboard does."""
         code = "Space" if key == " " else key
         about = {"key": key, "code": code, "windowsVirtualKeyCode": KEYS[key]}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **about)
+        about["modifiers"] = modifiers
+        writes = {"text": TEXTS[key]} if key in TEXTS and not modifiers else {}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **about, **writes)
         self.send("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def write(self, text: str) -> None:
+        """Write a text where the focus is."""
+        self.send("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
         """Press the left button in the middle of an element."""
@@ -100,6 +111,25 @@ class Tab:
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, selector: str, first: tuple[float, float], last: tuple[float, float]) -> None:
+        """Draw with the left button over an element, from one place to another.
+
+        Args:
+            selector: selector of the element.
+            first: place where the button goes down, as shares of width and height.
+            last: place where it goes up.
+        """
+        left, top, width, height = self.value(
+            f"(() => {{ const e = document.querySelector({selector!r});"
+            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
+            " const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+        )
+        steps = [("mousePressed", 0.0), *(("mouseMoved", i / 8) for i in range(9))]
+        for kind, at in [*steps, ("mouseReleased", 1.0)]:
+            x, y = (a + (b - a) * at for a, b in zip(first, last, strict=True))
+            where = {"x": left + x * width, "y": top + y * height, "button": "left"}
+            self.send("Input.dispatchMouseEvent", type=kind, **where, buttons=1, clickCount=1)
 
     def look(self, path: Path, width: int = 1000, height: int = 760, dark: bool = False) -> None:
         """Write a screenshot of a window of this size."""

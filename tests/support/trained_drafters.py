@@ -16,7 +16,10 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.exit import exit_layer
 from gen.samplers.causal.drafters.head_networks import MedusaHeads, hydra_of
 from gen.samplers.causal.drafters.heads import projection
+from gen.samplers.causal.drafters.hidden_transfer import maps_of
+from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
+from gen.samplers.causal.drafters.skip import repairs_of
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 V, DEPTH, LAST = 24, 3, "model.norm"
@@ -35,9 +38,17 @@ KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("model.layers.0", LAST),
         {"depth": DEPTH, "trunk": "recurrent", "states": 2},
     ),
+    "trigram": ("hydra", (LAST,), {"depth": DEPTH, "trunk": "trigram", "states": 1}),
     "exit": ("exit", (), {"exit_layer": 1}),
     "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
     "prompt": ("prompt", (), {"depth": DEPTH}),
+    "skip": ("skip", (), {"kept_layers": "0", "rank": 4}),
+    "hidden": ("hidden", ("model.layers.0",), {"depth": DEPTH, "layer": 1}),
+    "longspec": (
+        "longspec",
+        (),
+        {"width": 16, "heads": 2, "groups": 2, "dim": 8, "inner": 16, "window": 3},
+    ),
 }
 
 
@@ -59,6 +70,12 @@ def network(name: str, of: CausalTarget) -> nn.Module:
         return hydra_of(arguments, projection(of, kind))
     if kind == "exit":
         return exit_layer(of.model, arguments["exit_layer"])
+    if kind == "longspec":
+        return LongSpecLayer(LongSpecShape(**arguments))
+    if kind == "hidden":
+        return maps_of(of.model, arguments)
+    if kind == "skip":
+        return repairs_of(of.model, arguments)
     if kind == "masked":
         return masked_network(of.model, arguments)
     return PromptTokens(DEPTH, NET.get_input_embeddings().weight)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gen.core.docstrings import first_sentence
 from gen.config.packaged import packaged
+from gen.core.docstrings import first_sentence
 from gen.core.paths import package_folders
 from gen.core.tables import EMPTY
 

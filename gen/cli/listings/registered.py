@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gen.core.docstrings import default_of, first_line
 from gen.contracts.checkpoint import options_of
+from gen.core.docstrings import default_of, first_line
 from gen.core.registry import registry
 
 

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from gen.models.load.locate import config_field
 from gen.models.load.transformers_compat import attention_implementation
@@ -242,6 +243,7 @@ def _is_plain(model: nn.Module) -> bool:
         and "forward" not in vars(model)
         and not model.training
         and next(layers, None) is None
+        and all(type(layer) is LlamaDecoderLayer for layer in model.model.layers)
         and next(hooked, None) is None
         and len(devices) == 1
     )

@@ -173,6 +173,20 @@ class CausalLM(LanguageModel):
         """Matrix [V, D] that makes logits of the last hidden states."""
         return self.model.get_output_embeddings().weight
 
+    def rotations(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``SharedModel``.
+
+        Raises:
+            GenError: the network has no rotary embedding, or several.
+        """
+        found = [m for name, m in self.model.named_modules() if name.endswith("rotary_emb")]
+        if len(found) != 1:
+            raise GenError(
+                f"{type(self.model).__name__} has {len(found)} rotary embeddings; expected one, by"
+                " which a drafter reads its keys"
+            )
+        return found[0](states, positions)
+
     def with_layers(self, layers: Sequence[int]) -> Self:
         """See ``LayeredModel``."""
         return self.with_network(keep_layers(self.model, layers, self.num_layers))

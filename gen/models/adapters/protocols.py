@@ -151,6 +151,11 @@ class SharedModel(LayeredModel, HiddenStateModel, Protocol):
         """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
         ...
 
+    def rotations(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines [B, L, d] by which queries and keys at positions, long
+        [B, L], are rotated, in the dtype of states."""
+        ...
+
     def with_network(self, model: Any) -> Any:
         """Return the same kind of model with another network."""
         ...

@@ -13,9 +13,15 @@ one.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from gen.models.load.locate import locate
+from gen.models.load.low_rank import add_low_rank
 
 
 class GridLlamaConfig(LlamaConfig):
@@ -26,7 +32,8 @@ class GridLlamaConfig(LlamaConfig):
     mask. ``causal``: attention in training. ``shifted``: position i predicts i + 1 (else i), by
     default if causal. ``block_length``: positions per block with full attention inside blocks and
     causal attention across them; else 0. ``whole``: True for a block model that was also trained
-    with full attention over the whole grid.
+    with full attention over the whole grid. ``base``: name of the model that the folder's weights
+    are added to (``gen.models.load.low_rank``); None for a folder with weights of its own.
     """
 
     model_type = "gen_grid_llama"
@@ -41,13 +48,14 @@ class GridLlamaConfig(LlamaConfig):
         mask_token_id=None,
         block_length=0,
         whole=False,
+        base=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.grid, self.prefix_length, self.codebook_size = list(grid), prefix_length, codebook_size
         self.causal, self.mask_token_id = causal, mask_token_id
         self.shifted = causal if shifted is None else shifted
-        self.block_length, self.whole = block_length, whole
+        self.block_length, self.whole, self.base = block_length, whole, base
 
 
 class Located:
@@ -93,6 +101,20 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token ids [B, L] at absolute positions [B, L]: [B, L, D]."""
         return self.model.embed_tokens(ids) + self.locate(positions)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *args: Any, config: Any = None, **options: Any):
+        """Load a model as transformers does, or one that is a base and what is added to it."""
+        config = config or cls.config_class.from_pretrained(folder)
+        if config.base is None:
+            return super().from_pretrained(folder, *args, config=config, **options)
+        loaded = super().from_pretrained(
+            locate(config.base, "base"), *args, config=config, **options
+        )
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        add_low_rank(model, folder)
+        model.config.base = None  # saved again, it is whole
+        return loaded
 
     def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **kwargs):
         """Run Llama with location embeddings added to the token embeddings."""

@@ -144,6 +144,11 @@ class CausalTarget(Target):
         """Make a fresh target of the same items and sampling parameters with another model."""
         return self._handed_over(type(self)(model, *self._init_args(self.sampling)[1:]))
 
+    def run_with(self, model: CausalModel | ModelAdapter | SharedModel) -> None:
+        """Run another model of the same distributions from now on, before the first pass."""
+        self.model = model
+        self.cache = model.new_cache(self.prompt.shape[1] + self.length)
+
     def with_space(self, space: TokenSpace) -> Self:
         """Make a fresh target of the same model, items and sampling parameters with another token
         space of the same tokens and positions."""

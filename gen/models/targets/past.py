@@ -215,6 +215,8 @@ def _ban_repeated(z: Tensor, tokens: Tensor, ends: Tensor, length: int) -> None:
         ends: column before which each position looks, long [n, L].
         length: tokens of an n-gram.
     """
+    if length > tokens.shape[1]:
+        return  # so long an n-gram has not come once
     column = torch.arange(tokens.shape[1], device=tokens.device)
     # the n-gram that ends in a column, and the tokens before a position, agree but for the last
     again = (column < ends[..., None]) & (tokens >= 0)[:, None]

@@ -27,7 +27,7 @@ export class Lane {
     this.copy.addEventListener("toggle", () => this.copy.open && this.#fill());
     this.element = make("article", { class: "lane", "aria-labelledby": title },
       make("header", {}, make("h2", { id: title }, about.name), tag(about.guarantee), make("p", { class: "note" }, about.about)),
-      make("dl", { class: "figures" }, make("div", {}, make("dt", {}, "forward passes"), this.passes), make("div", {}, make("dt", {}, "time"), this.time), make("div", {}, make("dt", {}, "tokens"), this.tokens)),
+      make("dl", { class: "figures" }, make("div", {}, make("dt", {}, make("span", {}, "forward "), "passes"), this.passes), make("div", {}, make("dt", {}, "time"), this.time), make("div", {}, make("dt", {}, "tokens"), this.tokens)),
       this.note, this.box, this.copy);
   }
 

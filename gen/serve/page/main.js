@@ -38,7 +38,8 @@ class Picker {
       groups[sampler.guarantee].append(make("option", { value: sampler.name }, sampler.name));
     }
     this.select.replaceChildren(...Object.values(groups));
-    this.choose(about.samplers.some(({ name }) => name === chosen) ? chosen : about.sampler.name);
+    const known = about.samplers.some(({ name }) => name === chosen);
+    this.choose(known ? chosen : about.sampler.name, known ? null : {});
   }
 
   choose(name, values = null) {

@@ -15,7 +15,8 @@ class Frames {
     this.button = make("button", { type: "button", "aria-label": `play ${words}`, onclick: () => (this.timer ? this.pause() : this.play()) }, "▶");
     this.slider = make("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": `frame of ${words}`, oninput: () => { this.pause(); this.show(+this.slider.value); } });
     this.words = words;
-    this.element = make("div", { class: "player" }, this.button, this.slider);
+    this.output = make("output", {});
+    this.element = make("div", { class: "player" }, this.button, this.slider, this.output);
     this.element.hidden = true;
   }
 
@@ -29,6 +30,7 @@ class Frames {
   show(frame) {
     this.frame = Math.max(0, Math.min(frame, this.count - 1));
     this.slider.value = this.frame;
+    this.output.textContent = `frame ${this.frame + 1} of ${this.count}`;
     this.draw(this.frame);
   }
 
@@ -83,6 +85,7 @@ class ImageView {
     const until = pass >= last ? this.seen.at(-1) : this.seen.findLast(([n]) => n <= pass);
     this.image.hidden = !until;
     this.waiting.hidden = Boolean(until);
+    this.waiting.textContent = pass && this.seen[0][0] === last ? "No preview: every token may change until the end." : "";
     if (until) this.#show(until[1], this.prompt);
   }
 }

@@ -144,14 +144,59 @@ class RecurrentHeads(nn.Module):
         return F.linear(x, self.head.to(x.dtype))
 
 
+class TrigramHeads(nn.Module):
+    """A head for each depth, which reads the state and an encoding of the last three tokens.
+
+    Chimera's tri-gram encoder (Zeng et al., arXiv 2402.15758) without the layer over the whole text
+    behind it, whose part the target's last state takes: with g = B SiLU(A [three embeddings]) the
+    feature of depth k is x = C_k [state, g], then x + SiLU(W_k x). Of the tokens before the last
+    committed one nothing is read.
+
+    Args:
+        head: projection of the target, [V, D]; it is no parameter.
+        depth: number of heads K.
+        states: as of ``HydraHeads``.
+    """
+
+    head: Tensor
+
+    def __init__(self, head: Tensor, depth: int, states: int = 1):
+        super().__init__()
+        self.depth, self.width = depth, head.shape[1]
+        self.register_buffer("head", head.detach().clone(), persistent=False)
+        self.enter = nn.Linear(3 * self.width, self.width)
+        self.leave = nn.Linear(self.width, self.width, bias=False)
+        size = (states + 1) * self.width
+        merges = [nn.Linear(size, self.width, bias=False) for _ in range(depth)]
+        blocks = [nn.Linear(self.width, self.width) for _ in range(depth)]
+        self.merges, self.blocks = nn.ModuleList(merges), nn.ModuleList(blocks)
+        last = slice((states - 1) * self.width, states * self.width)
+        with torch.no_grad():
+            for merge, block in zip(merges, blocks, strict=True):
+                merge.weight.zero_()
+                merge.weight[:, last] = torch.eye(self.width)
+                block.weight.zero_()
+                block.bias.zero_()
+
+    def forward(self, depth: int, state: Tensor, embedded: Tensor) -> Tensor:
+        """See ``DraftHeads``."""
+        tokens = embedded[..., max(0, depth - 2) : depth + 1, :]
+        tokens = F.pad(tokens, (0, 0, 3 - tokens.shape[-2], 0))
+        dtype = self.enter.weight.dtype
+        feature = self.leave(F.silu(self.enter(tokens.flatten(-2).to(dtype))))
+        x = self.merges[depth](torch.cat([state.to(dtype), feature], -1))
+        x = x + F.silu(self.blocks[depth](x))
+        return F.linear(x, self.head.to(x.dtype))
+
+
 def _linear(modules: nn.ModuleList, number: int) -> nn.Linear:
     """Return a layer of a list of linear layers."""
     return cast(nn.Linear, modules[number])
 
 
-TRUNKS = {"heads": HydraHeads, "recurrent": RecurrentHeads}
+TRUNKS = {"heads": HydraHeads, "recurrent": RecurrentHeads, "trigram": TrigramHeads}
 
 
-def hydra_of(net: Mapping[str, Any], head: Tensor) -> HydraHeads | RecurrentHeads:
+def hydra_of(net: Mapping[str, Any], head: Tensor) -> HydraHeads | RecurrentHeads | TrigramHeads:
     """Make Hydra heads from the arguments of a folder: ``trunk``, ``depth`` and ``states``."""
     return TRUNKS[net["trunk"]](head, int(net["depth"]), int(net["states"]))

@@ -5,6 +5,9 @@
     recurrent   one head for all depths, which reads its own last feature. Xiao et al., "Clover:
                 Regressive Lightweight Speculative Decoding with Sequential Knowledge" (arXiv
                 2405.00263), without its attention
+    trigram     a head for each depth, which reads the last three tokens alone. Zeng et al.,
+                "Chimera: A Lossless Decoding Method for Accelerating Large Language Models
+                Inference by Fusing all Tokens" (arXiv 2402.15758), without its layer
 
 The heads share the target's projection to the vocabulary. They may read hidden states of several
 layers.

@@ -194,7 +194,7 @@ def alone(net, name: str, row: int, begun: list[int], path: list[int], shift: in
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent", "trigram"])
 def test_a_node_reads_the_state_before_the_last_token_and_its_own_path(name, shape):
     assert gap(noted(name, shape), name) < 1e-9
 
@@ -204,7 +204,7 @@ def test_control_the_state_of_the_last_token():
 
 
 @pytest.mark.parametrize("depth", range(DEPTH))
-@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent", "trigram"])
 def test_a_head_reads_no_later_token(name, depth):
     net = scrambled(network(name, target(4, 20)))
     state, embedded = torch.randn(2, 5, len(KINDS[name][1]) * 16, DEPTH, 16).double().split(1)
@@ -217,7 +217,7 @@ def test_a_head_reads_no_later_token(name, depth):
     assert torch.equal(net(depth, state, other), before) == (name == "medusa")
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent", "trigram"])
 def test_new_heads_say_what_the_target_says_of_their_state(name):
     of = target(4, 24)
     net = network(name, of).double()

@@ -15,6 +15,7 @@ SHAPES = {
     "branching": {"branching": "2-1"},
     "paths": {"paths": 2, "path_length": 2},
     "delayed": {"shape": "paths", "paths": 2, "path_length": 1, "trunk": 1},
+    "selected": {"shape": "paths", "paths": 2, "path_length": 1, "trunk": 2, "branch_below": 0.5},
     "best_first": {"nodes": 3, "tree_depth": 2},
     "stochastic_beam": {"beam_width": 2, "tree_depth": 2},
     "beam": {"beam_width": 2, "tree_depth": 2, "nodes": 3},

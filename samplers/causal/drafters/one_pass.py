@@ -1,0 +1,205 @@
+"""Drafts from mask tokens that ride in the pass that verifies the drafts before them.
+
+Of a row, n tokens are committed, k drafts d_1 ... d_k follow, and behind every prefix of them
+stands a group of mask tokens:
+
+    root  d_1  d_2 ... d_k         verified: the target's distributions p of positions n ... n + k
+    root  m m m ...                group 0, behind no draft
+    root  d_1  m m m ...           group 1, behind one draft
+    ...
+
+If a drafts are accepted, the next drafts come from group a, which knows the committed tokens and
+the accepted drafts. They are about positions n + a + 1 ... n + a + k, behind the token that this
+pass adds and without knowing it. So every pass of the target verifies and drafts, and there are no
+passes that draft alone. The first pass has no drafts, and masks in a chain behind the prompt.
+
+Masks stand in slots of branches, which no committed token ever attends to: keys and values of the
+committed tokens are those of plain autoregression.
+
+    streaming    the target itself, trained to be causal and masked at once
+                 (``gen.recipes.text.dual``), as WeDLM trains it. Mask i of a group is about its own
+                 position n + a + i - 1, so that groups have k + 1 masks
+    flexdraft    a causal model that was tuned at mask tokens alone
+                 (``gen.samplers.causal.drafters.flexdraft``). Mask i is about position n + a + i,
+                 as a token there would be, so that groups have k masks
+
+Guarantee: that of the verifier, whatever the weights. Every draft is drawn from a distribution that
+depends on committed tokens alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.models.load.locate import config_field
+from gen.models.targets.base import StepOutput
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.drafters.trained import language_model
+from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.tree import DRAWS, Tree
+from gen.samplers.verifiers.base import Verifier
+
+STREAMING = "streaming"
+
+
+class GroupNodes(Nodes):
+    """Distributions of the next drafts, from the group of masks behind the accepted ones.
+
+    Args:
+        depth: drafts k.
+    """
+
+    # log-probabilities of k drafts, [b, k, V]; -inf in rows whose first pass is still to come
+    logq = RowState(start=-torch.inf)
+
+    def __init__(self, depth: int):
+        self.depth = depth
+
+    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+        return self.logq[:, 0]
+
+    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+        depth = tree.depth[:, first:]
+        row = torch.arange(len(depth), device=depth.device)[:, None]
+        found = self.logq[row, depth.clamp_max(self.depth - 1)]
+        return torch.where((depth < self.depth)[..., None], found, -torch.inf)
+
+    def read_group(self, logprobs: Tensor, first: Tensor) -> None:
+        """Read the distributions of one group.
+
+        Args:
+            logprobs: those of a forward pass, [b, W, V].
+            first: column of the mask of the first draft, long [b]; columns beyond the last are
+                those of positions that no draft is for.
+        """
+        column = first[:, None] + torch.arange(self.depth, device=first.device)
+        row = torch.arange(len(column), device=first.device)[:, None]
+        self.logq = logprobs[row, column.clamp_max(logprobs.shape[1] - 1)]
+
+
+class OnePassDrafter(NodeDrafter):
+    """Drafter of chains with a group of masks behind every prefix.
+
+    Args:
+        target: the model, which takes mask tokens.
+        mask: id of the mask token.
+        depth: drafts k of a chain.
+        verifier: decides which drafts are accepted.
+        shift: masks of a group before that of the first draft.
+    """
+
+    def __init__(
+        self, target: CausalTarget, mask: int, depth: int, verifier: Verifier, shift: int = 0
+    ):
+        nodes = GroupNodes(depth)
+        draws = next(draws for draws in DRAWS if draws in verifier.draws)
+        super().__init__(target, nodes, Chain(None, depth), draws, verifier)
+        self.groups, self.mask, self.size, self.shift = nodes, mask, depth + shift, shift
+
+    @property
+    def window(self) -> int:
+        return 1 + self.size
+
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
+        if self.groups.logq is None:  # the first pass of all rows
+            self.tree = None
+            masks = torch.full_like(step.positions[:, 1:], self.mask)
+            return Draft(masks, step.valid[:, 1:], num_drafts=0)
+        draft = super().propose(step, tokens)
+        rows, length = draft.tokens.shape
+        if self.tree is None:  # one position is left
+            return draft
+        parents = self._parents(length).to(tokens.device)
+        prefixes = torch.arange(length + 1, device=tokens.device).repeat_interleave(self.size)
+        masks = draft.tokens.new_full((rows, len(prefixes)), self.mask)
+        # a group exists where the drafts before it do
+        exists = torch.cat([torch.ones_like(step.valid[:, :1]), draft.exists], 1)[:, prefixes]
+        return Draft(
+            torch.cat([draft.tokens, masks], 1),
+            torch.cat([draft.exists, exists], 1),
+            parents.expand(rows, -1),
+            draft.failed,
+            num_drafts=length,
+        )
+
+    def _parents(self, length: int) -> Tensor:
+        """Parents of a chain of drafts and of its groups, long [L]."""
+        group = torch.arange(length + 1)[:, None]
+        columns = length + group * self.size + torch.arange(self.size - 1)
+        return torch.cat([torch.arange(length) - 1, torch.cat([group - 1, columns], 1).flatten()])
+
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        logp, tree = output.logprobs, self.tree
+        if tree is None:
+            ids = step.categorical(logp, "token", step.valid, shared=True)
+            self.groups.read_group(logp, torch.full_like(step.start, 1 + self.shift))
+            return Verdict(torch.zeros_like(step.start), ids)
+        length = tree.tokens.shape[1]
+        verdict = self._judge(step, tree, logp[:, : length + 1])
+        accepted = verdict.num_accepted
+        self.groups.read_group(logp, length + 1 + accepted * self.size + self.shift)
+        ids = verdict.tokens.new_zeros(logp.shape[:2])
+        ids[:, : length + 1] = verdict.tokens
+        path = torch.arange(logp.shape[1] - 1, device=ids.device)
+        return Verdict(accepted, ids, path.expand(len(ids), -1))
+
+
+def require_plain_history(target: CausalTarget, method: str) -> None:
+    """Refuse what reads the tokens before a position: masks are no tokens that one could read.
+
+    Raises:
+        GenError: there is a constraint, or a sampling parameter that looks back.
+    """
+    reads = "a constraint" if target.space.constraint is not None else None
+    if target.sampling.looks_back:
+        reads = f"sampling.{target.sampling.looks_back[0]}"
+    if reads is not None:
+        raise GenError(
+            f"the drafter {method} came with {reads}, which reads the tokens before a position, and"
+            " its masks are none; expected no constraint and no penalty, or another drafter"
+        )
+
+
+def mask_token(target: CausalTarget, method: str) -> int:
+    """Return the mask token of a model that was trained to be causal and masked at once.
+
+    Raises:
+        GenError: the model has none.
+    """
+    config = language_model(target, method).config
+    mask, size = config_field(config, "mask_token_id"), config.vocab_size
+    if mask is None or not 0 <= mask < size:
+        raise GenError(
+            f"the drafter {method} needs a causal model with a mask token, and"
+            f" {target.name or 'this model'} has none; expected one trained for both"
+            " (gen.recipes.text.dual)"
+        )
+    return int(mask)
+
+
+@register("drafter", STREAMING)
+class Streaming(DraftSource):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once, in the
+    pass that verifies the drafts before. Parameters: ``num_speculative_tokens``."""
+
+    needs_weights = True  # those of the target
+    shapes = False
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        if sampler.drafter_weights is not None:
+            raise GenError(
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
+                f" {STREAMING} is the target itself; expected None"
+            )
+        require_plain_history(target, STREAMING)
+        mask = mask_token(target, STREAMING)
+        depth = int(sampler.num_speculative_tokens)
+        return OnePassDrafter(target, mask, depth, verifier, shift=1)
