@@ -90,6 +90,10 @@ class GridModality(Modality):
     def prompt_words(self, condition: Any) -> list[int]:
         """Slots of a condition, each in ``range(words)``."""
 
+    def prompt_sizes(self, config: Any) -> tuple[int, int]:
+        """Return the condition tokens of a model's prompt, and the number of their ids."""
+        return self.slots, self.words
+
     def layout(self, sizes: tuple[int, ...], grid: tuple[int, ...]) -> Layout:
         """Layout of codes with these codebook sizes and this grid."""
         return _layout(
@@ -121,17 +125,16 @@ class GridModality(Modality):
                     f" {self.name!r} needs a model trained for it{example}"
                 )
         layout = self.layout(frontend.config.codebook_sizes, self.code_grid(tuple(config.grid)))
-        size = layout.code_ids + bool(self.shortest)
-        least_vocabulary = size + self.words
+        size, (slots, words) = layout.code_ids + bool(self.shortest), self.prompt_sizes(config)
         if (
             config.codebook_size != size
-            or config.prefix_length != self.slots
-            or config.vocab_size < least_vocabulary
+            or config.prefix_length != slots
+            or config.vocab_size < size + words
         ):
             raise GenError(
                 f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
                 f" {config.prefix_length} and vocab_size {config.vocab_size}; expected {size},"
-                f" {self.slots} and at least {least_vocabulary}"
+                f" {slots} and at least {size + words}"
             )
         require_same_frontend(config, frontend, model_name, self.frontends["codes"])
         token_space = space(

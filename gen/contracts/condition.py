@@ -260,6 +260,7 @@ class PromptBatch:
         prompts: Sequence[list[int] | Prompt],
         suffix: Sequence[int] = (),
         condition_token: Callable[[int], int] | None = None,
+        first: int = 0,
     ) -> PromptBatch:
         """Return the batch of some prompts; every distinct condition is encoded once.
 
@@ -267,6 +268,7 @@ class PromptBatch:
             prompts: token ids, or prompts with a condition to encode.
             suffix: tokens that all prompts end with.
             condition_token: token id at the positions of the condition with a number.
+            first: number of the first condition.
         """
         numbers: dict[Hashable, int] = {}
         features: list[dict[str, Tensor]] = []
@@ -278,7 +280,7 @@ class PromptBatch:
             if condition_token is None:
                 raise ValueError("a prompt with features came for a model that takes token ids")
             if prompt.condition not in numbers:
-                numbers[prompt.condition] = len(features)
+                numbers[prompt.condition] = first + len(features)
                 features.append(prompt.encoder.encode(prompt.condition))
             token = condition_token(numbers[prompt.condition])
             rows.append([token if t == CONDITION else t for t in prompt.tokens] + list(suffix))

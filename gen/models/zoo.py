@@ -11,7 +11,9 @@ import gen.models.nets.dag
 import gen.models.nets.frames
 import gen.models.nets.grid
 import gen.models.nets.grid_latent
-import gen.models.nets.grid_scales  # noqa: F401  all register a built-in architecture
+import gen.models.nets.grid_reader
+import gen.models.nets.grid_scales
+import gen.models.nets.grid_states  # noqa: F401  all register a built-in architecture
 from gen.core.errors import GenError
 from gen.models.load.libraries import LOADING
 from gen.models.load.locate import locate, model_kind, quiet, read_config, readable

@@ -84,12 +84,18 @@ class PromptedModels(ModalityModels):
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token
         )
         self._require_positions(name, adapter, batch, space)
-        if batch.features:
-            adapter = adapter.conditioned(batch.features)
-        uncond, uncond_lengths = None, None
+        features, uncond, uncond_lengths = batch.features, None, None
         if sampling.guided:
-            without = PromptBatch.of([binding.without(i.condition) for i in items], before)
+            without = PromptBatch.of(
+                [binding.without(i.condition) for i in items],
+                before,
+                adapter.condition_token,
+                len(features),
+            )
             uncond, uncond_lengths = without.tokens, without.lengths
+            features += without.features
+        if features:
+            adapter = adapter.conditioned(features)
         target = kind.targets[space.kind](
             adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
         )

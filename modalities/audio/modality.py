@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gen.contracts.condition import Condition
-from gen.contracts.modality import Verdict
+from gen.contracts.condition import CONDITION, Condition, Prompt
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Binding, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.media.audio import FORMATS, read_wav, write_sound
-from gen.media.given import GivenMedia
 from gen.media.muxed import write_sounding_mp4
 from gen.modalities.audio import balls, captions, checker, prompts
+from gen.modalities.audio.states import ROWS, SoundCondition, sound_states
 from gen.modalities.grid_base import GridModality
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, config_field, locate, read_config
 from gen.tokenizers.audio.bands import Bands
 
 SCALE = 16  # pixels per pixel of a saved clip
-
-
-@dataclass(frozen=True)
-class SoundCondition:
-    """Condition of a sound.
-
-    Attributes:
-        caption: what a text states; nothing without one.
-        clip: given clip, or None.
-        tiles: its tiles.
-    """
-
-    caption: captions.Caption
-    clip: GivenMedia | None = None
-    tiles: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        said = str(self.caption)
-        return said if self.clip is None else " | ".join(p for p in (said, str(self.clip)) if p)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +42,9 @@ class SoundTrack:
 class AudioModality(GridModality):
     """Sounds of ``gen.modalities.audio.balls``.
 
-    The condition is a ``SoundCondition``. A model's prompt is the tiles of the clip and four words
-    of the caption; a pitch that the caption states counts more than the colour that the clip shows.
+    The condition is a ``SoundCondition``. A model's prompt is the states of a model of captions
+    that reads clip and caption, or else the tiles of the clip and four words of the caption. A
+    pitch that the caption states counts more than the colour that the clip shows.
     Tokens are the codes of a frame, low band first, frame after frame.
     """
 
@@ -93,6 +76,40 @@ class AudioModality(GridModality):
 
     def condition(self, prompt: str) -> SoundCondition:
         return SoundCondition(self._caption(prompt))
+
+    def prompt_sizes(self, config: Any) -> tuple[int, int]:
+        if config_field(config, "states_of") is None:
+            return super().prompt_sizes(config)
+        return ROWS, 0
+
+    def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        """Bind a model of sounds, whose prompts are token ids, or states of a model of captions.
+
+        Raises:
+            GenError: another layout, other codes, or states of another size.
+        """
+        binding = super().bind(config, frontend, model_name)
+        source = config_field(config, "states_of")
+        if source is None:
+            return binding
+        # a model trained elsewhere brings the other one along
+        beside = Path(locate(model_name)).parent / source
+        source = str(beside) if beside.is_dir() else source
+        states = sound_states(source, config.states_digest)
+        size = read_config(source)["hidden_size"]
+        if size != config.state_size:
+            raise GenError(
+                f"model {model_name} takes states of {config.state_size} entries, and those of"
+                f" {source} have {size}"
+            )
+
+        def prompt(condition: SoundCondition) -> list[int] | Prompt:
+            if condition.clip is None and not condition.caption.balls:
+                return nothing
+            return Prompt([CONDITION] * ROWS, condition, states)
+
+        nothing = [config.mask_token_id] * ROWS
+        return replace(binding, prompt=prompt, unconditional=nothing)
 
     def _caption(self, text: str) -> captions.Caption:
         """Parse a caption. Raises ``GenError`` for one that does not parse."""

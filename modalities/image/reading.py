@@ -1,12 +1,13 @@
 """Reader of images: the caption that the captioner writes for an image.
 
-The prompt of the captioner is the codes of the image. It writes the words of a caption, the most
-probable one at each position.
+The prompt of the captioner is the codes of the image and the mask, at which it begins to write. It
+writes the words of a caption, the most probable one at each position.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,11 @@ def image_codes(image: GivenMedia, frontend: VQ) -> list[int]:
     return frontend.encode(pixels[None]).flatten().tolist()
 
 
+def caption_prompt(codes: list[int], config: Any) -> list[int]:
+    """Return the prompt of a captioner with this config for the codes of an image."""
+    return [config.codebook_size + code for code in codes] + [config.mask_token_id]
+
+
 @register("condition_encoder", "shape_reader")
 class ShapeReader(ConditionEncoder):
     """Captioner of images of captioned shapes."""
@@ -63,7 +69,7 @@ class ShapeReader(ConditionEncoder):
     def encode(self, condition: GivenMedia) -> dict[str, Tensor]:
         """Return the ``tokens`` long [n] of the caption of an image."""
         size = self.words.eos_token_id + 1
-        ids = [size + code for code in self._codes(condition)]
+        ids = caption_prompt(self._codes(condition), self.model.config)
         said: list[int] = []
         while len(said) < self.words.positions:
             logits = self.model(

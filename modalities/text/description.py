@@ -18,10 +18,10 @@ from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError, cut
 from gen.media.given import GivenMedia
 from gen.modalities.audio.description import check_caption
-from gen.modalities.audio.prompts import caption_prompt
+from gen.modalities.audio.prompts import caption_prompt as media_prompt
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import detect
-from gen.modalities.image.reading import image_codes
+from gen.modalities.image.reading import caption_prompt, image_codes
 from gen.modalities.media_tokens import Description, MediaTokens
 from gen.models.load.locate import ZOO
 from gen.tokenizers.image.vq import VQ
@@ -48,12 +48,11 @@ def description_of(condition: Condition) -> Description:
     return Description(parts[0], condition.media(parts[0], size)[0])
 
 
-def prompt_of(config: Any, words: int, model_name: str) -> Callable[[Any], list[int]]:
+def prompt_of(config: Any, model_name: str) -> Callable[[Any], list[int]]:
     """Return the function that makes token ids of a captioner's prompt.
 
     Args:
         config: config of the captioner.
-        words: ids of the words that it writes, which come before those of media.
         model_name: name of the captioner, for messages.
     """
     reads = tuple(config.reads)
@@ -63,8 +62,8 @@ def prompt_of(config: Any, words: int, model_name: str) -> Callable[[Any], list[
 
     def encode(medium: GivenMedia) -> list[int]:
         if frontend is None:
-            return caption_prompt(medium.kind, medium)
-        return [words + code for code in image_codes(medium, frontend)]
+            return media_prompt(medium.kind, medium)
+        return caption_prompt(image_codes(medium, frontend), config)
 
     kept = MediaTokens(encode)
 

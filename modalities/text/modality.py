@@ -222,7 +222,7 @@ class TextModality(GridModality):
             (len(legal),), config.vocab_size, legal, eos_token_id=frontend.eos_token_id
         )
         nothing = [config.vocab_size - 1] * config.prefix_length  # the mask
-        return Binding(space, prompt_of(config, size, model_name), nothing)
+        return Binding(space, prompt_of(config, model_name), nothing)
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens[:, None]

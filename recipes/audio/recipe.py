@@ -26,7 +26,7 @@ from gen.modalities.audio import balls, captions, prompts
 from gen.modalities.audio.captions import PITCHES, Caption
 from gen.modalities.small_language import held_out
 from gen.recipes.audio.evaluation import evaluate
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm, unchanged
 from gen.recipes.common.recipe import Recipe
 from gen.tokenizers.audio.bands import Bands
 from gen.tokenizers.text.words import TextWords
@@ -194,7 +194,7 @@ class AudioRecipe(Recipe):
         """Train ``captions`` or ``masked``."""
         plan: AudioPlan = self.plan
         if name == "captions":
-            run, shape, words = plan.captions, CAPTION, lambda slots, generator: slots
+            run, shape, words = plan.captions, CAPTION, unchanged
         else:
             run, shape, words = plan.masked, SOUND, sound_prompts
         train_lm(self.work / name, shape, run, "lm", words, self.log)

@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.train import TrainConfig, fast_bfloat16, fit_average
@@ -24,6 +26,11 @@ WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32
 
 # condition slots [B, P] and a generator -> condition words [B, P], some dropped
 Words = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def unchanged(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Return condition slots [B, P] as they are: nothing is left out in training."""
+    return slots
 
 
 @dataclass(frozen=True)
@@ -82,34 +89,38 @@ class Run:
     tied: bool = False
 
 
-def new_lm(shape: Shape, run: Run):
-    """Create a model whose vocabulary is the codes, the words of conditions, and the mask.
+def sizes_of(shape: Shape, run: Run) -> dict[str, Any]:
+    """Return the fields of a model's config, whose vocabulary is the codes, the words of
+    conditions, and the mask.
 
     A model of blocks predicts each token at its own position: the position before, which may belong
     to another block, cannot see the block.
     """
-    return GridLlamaForCausalLM(
-        GridLlamaConfig(
-            grid=shape.grid,
-            prefix_length=shape.prefix,
-            codebook_size=shape.codes,
-            causal=run.causal,
-            shifted=not run.block,
-            block_length=run.block,
-            whole=run.share < 1,
-            mask_token_id=shape.mask,
-            vocab_size=shape.mask + 1,
-            hidden_size=run.width,
-            intermediate_size=run.width * 8 // 3 // 32 * 32,
-            num_hidden_layers=run.layers,
-            num_attention_heads=run.width // 32,
-            num_key_value_heads=run.width // 32,
-            max_position_embeddings=shape.prefix + shape.length,
-            tie_word_embeddings=run.tied,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
+    return dict(
+        grid=shape.grid,
+        prefix_length=shape.prefix,
+        codebook_size=shape.codes,
+        causal=run.causal,
+        shifted=not run.block,
+        block_length=run.block,
+        whole=run.share < 1,
+        mask_token_id=shape.mask,
+        vocab_size=shape.mask + 1,
+        hidden_size=run.width,
+        intermediate_size=run.width * 8 // 3 // 32 * 32,
+        num_hidden_layers=run.layers,
+        num_attention_heads=run.width // 32,
+        num_key_value_heads=run.width // 32,
+        max_position_embeddings=shape.prefix + shape.length,
+        tie_word_embeddings=run.tied,
+        bos_token_id=None,
+        eos_token_id=None,
     )
+
+
+def new_lm(shape: Shape, run: Run) -> GridLlamaForCausalLM:
+    """Create a model of these sizes."""
+    return GridLlamaForCausalLM(GridLlamaConfig(**sizes_of(shape, run)))
 
 
 def token_batches(
@@ -287,7 +298,7 @@ def export_lm(
         digest: digest of its codebook.
         counts: occurrences in training of each of the first n ids, long [n].
     """
-    model = GridLlamaForCausalLM.from_pretrained(folder).half()
+    model = AutoModelForCausalLM.from_pretrained(folder).half()
     model.config.frontend, model.config.codebook_digest = frontend, digest
     if counts is not None:
         model.config.code_counts = counts.tolist()

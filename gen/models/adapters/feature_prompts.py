@@ -1,4 +1,4 @@
-"""Causal language models whose prompts hold vectors, such as those of an image encoder, at some
+"""Language models whose prompts hold vectors, such as those of an image encoder, at some
 positions."""
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gen.models.adapters.language_models import CausalLM
+from gen.models.adapters.language_models import CausalLM, LanguageModel, MaskedLM
+from gen.models.nets.grid_states import GridStatesForCausalLM
 
 VECTORS, POSITIONS = "vectors", "positions"  # names of the features
 
 
-class FeaturePromptLM(CausalLM):
-    """Causal language model that reads vectors in place of some token ids of a prompt.
+class _FeaturePrompts(LanguageModel):
+    """Language model that reads vectors in place of some token ids of a prompt.
 
     Let V be the size of the vocabulary. Token id V + n stands for condition n of the batch. Its
     features are ``vectors`` [m, D], inputs of the network, and ``positions`` long [m], those of the
@@ -50,10 +51,31 @@ class FeaturePromptLM(CausalLM):
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token ids [B, L] at positions [B, L], those of conditions by their vectors:
         [B, L, D]. The host waits for nothing."""
-        number = ids - self.vocab_size
-        embedded = super().embedded(ids.clamp_max(self.vocab_size - 1), positions)
         if not self.features:
-            return embedded
+            return super().embedded(ids.clamp_max(self.vocab_size - 1), positions)
         slots = positions.clamp_max(self._rows.shape[1] - 1)
-        vectors = self._vectors[self._rows[number.clamp_min(0), slots]]
-        return torch.where((number >= 0)[..., None], vectors.to(embedded), embedded)
+        numbers = (ids - self.vocab_size).clamp_min(0)
+        return self._placed(ids, positions, self._vectors[self._rows[numbers, slots]])
+
+    def _placed(self, ids: Tensor, positions: Tensor, vectors: Tensor) -> Tensor:
+        """Embed token ids [B, L], those of conditions by their vectors [B, L, D]."""
+        own = super().embedded(ids.clamp_max(self.vocab_size - 1), positions)
+        return torch.where((ids >= self.vocab_size)[..., None], vectors.to(own), own)
+
+
+class FeaturePromptLM(_FeaturePrompts, CausalLM):
+    """Causal language model whose prompts hold vectors."""
+
+
+class StatesMaskedLM(_FeaturePrompts, MaskedLM):
+    """Masked model of ``gen.models.nets.grid_states``, whose prompts are states."""
+
+    model: GridStatesForCausalLM
+
+    def _placed(self, ids: Tensor, positions: Tensor, vectors: Tensor) -> Tensor:
+        return self.model.embed_prompted(ids, positions, vectors)
+
+
+def masked_lm(model: torch.nn.Module) -> MaskedLM:
+    """Return the adapter of a masked language model."""
+    return StatesMaskedLM(model) if isinstance(model, GridStatesForCausalLM) else MaskedLM(model)

@@ -57,10 +57,9 @@ class LanguageModel(ModelAdapter):
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
-        embedded = self.model.get_input_embeddings()(ids)
         if isinstance(self.model, GridLlamaForCausalLM):
-            embedded = embedded + self.model.locate(positions)
-        return embedded
+            return self.model.embed(ids, positions)
+        return self.model.get_input_embeddings()(ids)
 
     def _logits(
         self,
@@ -322,7 +321,7 @@ class MaskedLM(LanguageModel):
         )
         mask = mask if hidden is None else mask + hide(hidden, self.dtype)
         out = self.model(
-            input_ids=ids,
+            **self._inputs(ids, at),
             attention_mask=mask,
             position_ids=at,
             use_cache=False,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from gen.core.graphs import Graph
+from gen.models.nets.lattice import mixed_links, wide
 
 
 class DagConfig(PretrainedConfig):
@@ -201,7 +202,7 @@ class DagModel(PreTrainedModel):
     def emit(self, states: Tensor) -> Tensor:
         """Compute log P of states [B, L, D]: [B, L, V], float32 or wider."""
         logits = F.linear(states, self.target.weight[: self.config.vocab_size].to(states.dtype))
-        return _wide(logits).log_softmax(-1)
+        return wide(logits).log_softmax(-1)
 
     def link(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Compute log E of states [B, L, D] of graphs of ``lengths`` vertices: [B, L, L]."""
@@ -210,17 +211,9 @@ class DagModel(PreTrainedModel):
         features = torch.cat([states, positions], -1)
         heads = self.config.num_attention_heads
         q, k = (
-            _wide(layer(features)).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for layer in (self.link_query, self.link_key)
+            layer(features).unflatten(-1, (heads, -1)) for layer in (self.link_query, self.link_key)
         )
-        column = torch.arange(size, device=states.device)
-        allowed = (column[:, None] < column) & (column < lengths[:, None, None])
-        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
-        # the last vertex has no successor: a finite number keeps its softmax defined
-        scores = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min)
-        gate = _wide(self.link_gate(features)).log_softmax(-1).transpose(1, 2)[..., None]
-        mixed = (scores.log_softmax(-1) + gate).logsumexp(1)
-        return mixed.masked_fill(~allowed, -torch.inf)
+        return mixed_links(q, k, self.link_gate(features), lengths)
 
     def blank(self, lengths: Tensor) -> Tensor:
         """Make the inputs of graphs: bos, unk, ..., unk, eos, long [B, L]."""
@@ -257,11 +250,6 @@ class DagModel(PreTrainedModel):
         mask = (column < sizes[:, None])[:, None, None]
         states = self.decode(ids, mask, encoded)
         return Graph(self.link(states, sizes), self.emit(states), states, sizes)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return x in float32, or float64 if it is."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 AutoConfig.register(DagConfig.model_type, DagConfig)

@@ -98,6 +98,10 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
         self.add_tables(config)
         self.post_init()
 
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] at absolute positions [B, L]: [B, L, D]."""
+        return self.model.embed_tokens(ids) + self.locate(positions)
+
     @classmethod
     def from_pretrained(cls, folder: str | Path, *args: Any, config: Any = None, **options: Any):
         """Load a model as transformers does, or one that is a base and what is added to it."""
@@ -118,7 +122,7 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
             if position_ids is None:
                 position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
                 position_ids = position_ids[None].expand_as(input_ids)
-            inputs_embeds = self.model.embed_tokens(input_ids) + self.locate(position_ids)
+            inputs_embeds = self.embed(input_ids, position_ids)
         return super().forward(inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs)
 
 

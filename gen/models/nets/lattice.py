@@ -19,6 +19,31 @@ import torch
 from torch import Tensor
 
 
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32, or float64 if it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def mixed_links(q: Tensor, k: Tensor, gate: Tensor, lengths: Tensor) -> Tensor:
+    """Compute log E [B, L, L], mixed of the heads' transitions by a gate per vertex.
+
+    Args:
+        q: queries of the vertices, [B, L, H, d].
+        k: keys, [B, L, H, d].
+        gate: logits of the heads, [B, L, H].
+        lengths: vertices of every row, long [B].
+    """
+    size = q.shape[1]
+    column = torch.arange(size, device=q.device)
+    allowed = (column[:, None] < column) & (column < lengths[:, None, None])
+    scores = wide(q).transpose(1, 2) @ wide(k).permute(0, 2, 3, 1) / q.shape[-1] ** 0.5
+    # the last vertex has no successor: a finite number keeps its softmax defined
+    scores = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min)
+    gates = wide(gate).log_softmax(-1).transpose(1, 2)[..., None]
+    mixed = (scores.log_softmax(-1) + gates).logsumexp(1)
+    return mixed.masked_fill(~allowed, -torch.inf)
+
+
 def log_sum(x: Tensor, dim: int) -> Tensor:
     """Compute the logsumexp of x over an axis; where all is -inf the gradient is zero, not nan."""
     top = x.amax(dim, keepdim=True).detach()

@@ -7,7 +7,8 @@ from typing import Any
 
 from gen.contracts.protocol import ModelProtocol
 from gen.core.registry import register
-from gen.models.adapters.language_models import MaskedLatentLM, MaskedLM
+from gen.models.adapters.feature_prompts import masked_lm
+from gen.models.adapters.language_models import MaskedLatentLM
 from gen.models.targets.latent import MaskedLatentTarget
 from gen.models.targets.masked import MaskedTarget
 
@@ -17,7 +18,7 @@ class Masked(ModelProtocol):
     """Logits of all positions of a canvas given those that are not masked."""
 
     targets = {"codes": MaskedTarget, "latents": MaskedLatentTarget}
-    adapters = {"codes": MaskedLM, "latents": MaskedLatentLM}
+    adapters = {"codes": masked_lm, "latents": MaskedLatentLM}
     edits = True
     draws_lengths = True
     closed_form = "Masked"
