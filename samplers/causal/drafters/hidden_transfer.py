@@ -1,7 +1,7 @@
 """Drafts of the target's upper layers, from hidden states that linear maps make of a single one.
 
 The state that the last committed token was drawn from is taken at a layer in the middle. Map i of
-it stands for the state of the token i positions further there, and the layers above turn all of them
+it stands for the state of the token i positions further, and the layers above turn all of them
 into distributions, in one pass over k columns:
 
     pseudo-states   s_i = A_i h + b_i,  i = 1 .. k, at the i-th slot behind that of h
