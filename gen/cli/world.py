@@ -10,8 +10,8 @@ import torch
 from gen.core.errors import GenError
 from gen.pipeline.pipeline import Pipeline
 from gen.play.world import MODALITY
-from gen.serve.server import HOST, make_server
-from gen.serve.worlds import Worlds
+from gen.serve.world.server import HOST, make_server
+from gen.serve.world.worlds import Worlds
 
 LAST_PORT = 65_535
 

@@ -17,18 +17,18 @@ from gen.core.registry import registry
 from gen.core.versions import gen_version
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
-from gen.serve.batches import Batches, batch_router, file_router
-from gen.serve.calls import Calls
-from gen.serve.errors import ApiError, add_error_handlers
+from gen.serve.api.batches import Batches, batch_router, file_router
+from gen.serve.api.calls import Calls
+from gen.serve.api.errors import ApiError, add_error_handlers
+from gen.serve.api.images import image_router
+from gen.serve.api.motions import motion_router
+from gen.serve.api.speech import speech_router
+from gen.serve.api.texts import text_router
+from gen.serve.api.videos import video_router
 from gen.serve.guards import Guards
-from gen.serve.images import image_router
-from gen.serve.live import live_router
+from gen.serve.live.routes import live_router
 from gen.serve.metrics import Metrics
-from gen.serve.motions import motion_router
 from gen.serve.settings import Settings
-from gen.serve.speech import speech_router
-from gen.serve.texts import text_router
-from gen.serve.videos import video_router
 
 ENDPOINTS = {
     "image": ("/v1/images/generations", "/v1/images/edits"),

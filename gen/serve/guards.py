@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gen.serve.errors import ApiError, too_many
+from gen.serve.api.errors import ApiError, too_many
 from gen.serve.metrics import Metrics
 from gen.serve.settings import Settings, is_loopback
 

@@ -27,7 +27,7 @@ from gen.media.containers import require_package
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
-from gen.serve.live_catalogue import suitable_samplers
+from gen.serve.live.catalogue import suitable_samplers
 from gen.tokenizers.base.text_bytes import TextBytes
 
 LARGEST_SEED = 2**31 - 1

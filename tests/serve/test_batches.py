@@ -18,7 +18,7 @@ import pytest
 from served import Served, serving
 
 import gen
-from gen.serve.media import encoded
+from gen.serve.api.media import encoded
 from gen.serve.settings import Settings
 from gen.store.ledger import MANIFEST, read_rows
 

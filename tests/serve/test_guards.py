@@ -19,9 +19,9 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
 from gen.serve import run
+from gen.serve.api.samplers import WORDS, require_served
 from gen.serve.app import make_app
 from gen.serve.guards import Rates
-from gen.serve.samplers import WORDS, require_served
 from gen.serve.settings import Settings, is_loopback, read_keys, require_key
 
 TASK = {"model": "text", "prompt": "sort 3 1 2 ="}

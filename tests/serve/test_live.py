@@ -31,7 +31,7 @@ from gen.engine.engine import Engine
 from gen.media.audio import open_sound
 from gen.media.video import read_video
 from gen.serve.app import make_app
-from gen.serve.live import PAGE
+from gen.serve.live.routes import PAGE
 from gen.serve.settings import Settings
 
 CIRCLE = "a large red circle at the top left"

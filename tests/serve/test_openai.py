@@ -17,7 +17,7 @@ from served import serving
 
 import gen
 from gen.media.video import write_lossless
-from gen.serve.media import encoded, wav_header
+from gen.serve.api.media import encoded, wav_header
 
 PROMPT = "a small blue ring in the centre"
 TASK = "sort 3 1 2 ="

@@ -13,8 +13,8 @@ from chrome import Tab
 import gen
 from gen.modalities.world import board, checker
 from gen.play.world import World
-from gen.serve.server import HOST, make_server, run_in_thread
-from gen.serve.worlds import MOST_BYTES, Worlds
+from gen.serve.world.server import HOST, make_server, run_in_thread
+from gen.serve.world.worlds import MOST_BYTES, Worlds
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from gen.core.errors import shown
 from gen.core.logprobs import ItemLogprobs
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
-from gen.serve.calls import Call, Calls, Wanted, event, event_stream, item_info
-from gen.serve.chat import Message, condition_of
-from gen.serve.errors import ApiError
-from gen.serve.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
+from gen.serve.api.chat import Message, condition_of
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
 
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]

@@ -16,11 +16,11 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
-from gen.serve.calls import Call, Calls, Wanted, event, event_stream, item_info
-from gen.serve.errors import ApiError
-from gen.serve.fields import Name, SamplerFields, Text, only
-from gen.serve.forms import body_of, form_schema
-from gen.serve.media import as_base64, encoded, given_image
+from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import Name, SamplerFields, Text, only
+from gen.serve.api.forms import body_of, form_schema
+from gen.serve.api.media import as_base64, encoded, given_image
 
 MOST = 10  # outputs of a request, as OpenAI's API has it
 EXTENSIONS = {"png": "png", "webp": "webp", "jpeg": "jpg"}

@@ -25,9 +25,9 @@ from gen.engine.ticket import Cancelled, ItemStep, Ticket
 from gen.gallery.trace import layout
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
-from gen.serve.errors import as_api_error
-from gen.serve.live_media import as_file, part, whole
-from gen.serve.live_request import LiveRequest
+from gen.serve.api.errors import as_api_error
+from gen.serve.live.media import as_file, part, whole
+from gen.serve.live.request import LiveRequest
 from gen.tokenizers.base.text_bytes import TextBytes
 
 Event = tuple[str, dict[str, Any]]

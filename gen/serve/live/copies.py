@@ -8,7 +8,7 @@ from typing import Any
 from gen.config.yaml_text import dump_yaml
 from gen.core.registry import registry
 from gen.engine.engine import Engine
-from gen.serve.live_request import LiveRequest
+from gen.serve.live.request import LiveRequest
 
 # endpoints of one answer, by modality or kind of media, and their names of the prompt
 ENDPOINTS = {

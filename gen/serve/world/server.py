@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from gen.core.errors import GenError
-from gen.serve.worlds import MOST_BYTES, Answer, Worlds
+from gen.serve.world.worlds import MOST_BYTES, Answer, Worlds
 
 HOST = "127.0.0.1"
 HEADERS = {

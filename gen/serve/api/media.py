@@ -19,7 +19,7 @@ from PIL import Image
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, shown
 from gen.media.given import DATA, data_bytes
-from gen.serve.errors import ApiError
+from gen.serve.api.errors import ApiError
 
 MOST_PIXELS = 64_000_000  # of an image
 MOST_UNPACKED = 256_000_000  # bytes of the arrays of an archive

@@ -25,8 +25,8 @@ from gen.engine.models import ServedModel
 from gen.engine.ticket import DeadlineExceeded, OnStep, Ticket
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
-from gen.serve.errors import ApiError, as_api_error
-from gen.serve.fields import SamplerFields
+from gen.serve.api.errors import ApiError, as_api_error
+from gen.serve.api.fields import SamplerFields
 from gen.serve.metrics import Metrics
 from gen.serve.settings import Settings
 

@@ -19,11 +19,11 @@ from gen.core.condition_parts import FILES
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
-from gen.serve.calls import Calls, Wanted, item_info
-from gen.serve.errors import ApiError
-from gen.serve.fields import MOST_FRAMES, Name, SamplerFields, Text
-from gen.serve.images import usage
-from gen.serve.media import as_base64, encoded, given_bytes, given_file
+from gen.serve.api.calls import Calls, Wanted, item_info
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import MOST_FRAMES, Name, SamplerFields, Text
+from gen.serve.api.images import usage
+from gen.serve.api.media import as_base64, encoded, given_bytes, given_file
 
 MOST, MOST_OBSERVATIONS = 32, 256
 

@@ -9,7 +9,7 @@
     POST /live/cancel        {"id"} of a start event
     POST /live/copy          a call -> the same as Python, curl and job file
     POST /live/prefix        a file and a share of it -> the file of its beginning
-    *    /world...           the playable world (``gen.serve.worlds``)
+    *    /world...           the playable world (``gen.serve.world.worlds``)
 
 A reader who leaves cancels the call. Requests of other pages are refused: the header ``Origin``,
 where there is one, must name this server.
@@ -33,18 +33,18 @@ from starlette.concurrency import run_in_threadpool
 from gen.core.errors import GenError, unknown
 from gen.engine.engine import Engine
 from gen.engine.ticket import QueueFull
-from gen.serve.live_catalogue import (
+from gen.serve.live.catalogue import (
     describe_model,
     describe_parameters,
     list_modalities,
     read_spec,
 )
-from gen.serve.live_copy import copied
-from gen.serve.live_events import Events
-from gen.serve.live_media import as_file, read_file
-from gen.serve.live_request import LiveRequest, read_object
-from gen.serve.server import HEADERS as WORLD_HEADERS
-from gen.serve.worlds import Worlds
+from gen.serve.live.copies import copied
+from gen.serve.live.events import Events
+from gen.serve.live.media import as_file, read_file
+from gen.serve.live.request import LiveRequest, read_object
+from gen.serve.world.server import HEADERS as WORLD_HEADERS
+from gen.serve.world.worlds import Worlds
 
 PAGE = Path(__file__).with_name("page")
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

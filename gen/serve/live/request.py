@@ -13,8 +13,8 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
-from gen.serve.live_media import read_file
-from gen.serve.samplers import require_served
+from gen.serve.api.samplers import require_served
+from gen.serve.live.media import read_file
 
 MOST_SAMPLES = 8
 MOST_PREVIEWS = 64

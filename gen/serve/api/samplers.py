@@ -12,7 +12,7 @@ from gen.core.import_paths import is_import_path
 from gen.core.paths import exists
 from gen.core.registry import PART_KINDS, SAMPLER_KINDS, registry
 from gen.models.load.locate import zoo
-from gen.serve.errors import ApiError
+from gen.serve.api.errors import ApiError
 
 # texts of parameters that are empty by default and name neither a model nor a file
 WORDS = {"draws"}

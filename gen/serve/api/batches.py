@@ -32,13 +32,13 @@ from starlette.responses import Response
 from gen.core.errors import GenError, shown, unknown
 from gen.core.files import put_text
 from gen.jobs.signals import STOPPED
-from gen.serve.batch_jobs import ENDPOINTS, JobPlan, results
-from gen.serve.calls import Calls
-from gen.serve.errors import LOG, ApiError
-from gen.serve.fields import Fields, Name
-from gen.serve.forms import body_of, form_schema
+from gen.serve.api.batch_jobs import ENDPOINTS, JobPlan, results
+from gen.serve.api.calls import Calls
+from gen.serve.api.errors import LOG, ApiError
+from gen.serve.api.fields import Fields, Name
+from gen.serve.api.forms import body_of, form_schema
+from gen.serve.api.videos import page
 from gen.serve.settings import KEY_VARIABLE
-from gen.serve.videos import page
 from gen.store.ledger import is_job, read_rows
 
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")

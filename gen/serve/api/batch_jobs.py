@@ -25,14 +25,14 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, hint, shown
 from gen.core.files import put_text
 from gen.core.registry import registry
-from gen.serve.calls import Calls, Wanted
-from gen.serve.errors import ApiError, as_api_error, of_validation
-from gen.serve.fields import Fields
-from gen.serve.images import EXTENSIONS, ImageRequest
-from gen.serve.media import as_base64, encoded
-from gen.serve.motions import ActionRequest, MotionRequest, wanted_action, wanted_motion
-from gen.serve.speech import SpeechRequest, wanted_speech
-from gen.serve.texts import ChatRequest, CompletionRequest, wanted_chat, wanted_completion
+from gen.serve.api.calls import Calls, Wanted
+from gen.serve.api.errors import ApiError, as_api_error, of_validation
+from gen.serve.api.fields import Fields
+from gen.serve.api.images import EXTENSIONS, ImageRequest
+from gen.serve.api.media import as_base64, encoded
+from gen.serve.api.motions import ActionRequest, MotionRequest, wanted_action, wanted_motion
+from gen.serve.api.speech import SpeechRequest, wanted_speech
+from gen.serve.api.texts import ChatRequest, CompletionRequest, wanted_chat, wanted_completion
 from gen.store.ledger import is_job, read_rows
 
 MOST_LINES = 50_000

@@ -16,7 +16,7 @@ from gen.core.registry import registry
 from gen.core.sampler import PartSampler, Sampler, protocol_of, resolve_sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
-from gen.serve.samplers import require_served
+from gen.serve.api.samplers import require_served
 
 EXAMPLES = 3
 # the order of the page; modalities of plugins follow

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from gen.contracts.condition import Condition
 from gen.core.errors import shown
-from gen.serve.errors import ApiError
-from gen.serve.fields import Fields, Name, Text, only
-from gen.serve.media import given_bytes, given_image
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import Fields, Name, Text, only
+from gen.serve.api.media import given_bytes, given_image
 
 
 class ImageUrl(Fields):

@@ -16,8 +16,8 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from gen.core.errors import shown
-from gen.serve.errors import ApiError
-from gen.serve.fields import Fields
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import Fields
 
 F = TypeVar("F", bound=Fields)
 Files = dict[str, list[bytes]]

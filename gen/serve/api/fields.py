@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from gen.core.errors import hint, listed, shown
 from gen.core.sampling_params import SAMPLING_FIELDS
-from gen.serve.errors import ApiError
-from gen.serve.samplers import require_served
+from gen.serve.api.errors import ApiError
+from gen.serve.api.samplers import require_served
 
 DEEPEST = 64  # lists and objects in each other
 MOST_TOKENS = 32_768  # of an output

@@ -21,10 +21,10 @@ from gen.core.errors import hint, shown
 from gen.modalities.speech.modality import SpeechModality
 from gen.modalities.speech.synth import SPEEDS, VOICES
 from gen.pipeline.streaming import Chunk
-from gen.serve.calls import Call, Calls, Wanted, event, event_stream, info_headers, item_info
-from gen.serve.errors import ApiError
-from gen.serve.fields import Fields, Name, SamplerFields, Text, only
-from gen.serve.media import TYPES, as_base64, encoded, given_bytes, wav_header
+from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, info_headers, item_info
+from gen.serve.api.errors import ApiError
+from gen.serve.api.fields import Fields, Name, SamplerFields, Text, only
+from gen.serve.api.media import TYPES, as_base64, encoded, given_bytes, wav_header
 
 STREAMED = ("wav", "pcm")  # formats whose beginning does not depend on the end
 NO_VOICE = ("", "auto", "default", "none")

@@ -22,11 +22,11 @@ from gen.core.errors import shown
 from gen.engine.ticket import ItemStep
 from gen.media.containers import av_module
 from gen.pipeline.output import PipelineOutput
-from gen.serve.calls import Call, Calls, Wanted, info_headers, item_info
-from gen.serve.errors import ApiError, as_api_error
-from gen.serve.fields import MOST_FRAMES, Name, SamplerFields, Text, only
-from gen.serve.forms import body_of, form_schema
-from gen.serve.media import TYPES, encoded, given_file
+from gen.serve.api.calls import Call, Calls, Wanted, info_headers, item_info
+from gen.serve.api.errors import ApiError, as_api_error
+from gen.serve.api.fields import MOST_FRAMES, Name, SamplerFields, Text, only
+from gen.serve.api.forms import body_of, form_schema
+from gen.serve.api.media import TYPES, encoded, given_file
 
 REFERENCE = "input_reference"
 Limit = Annotated[int, Query(ge=1, le=100)]

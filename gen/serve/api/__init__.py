@@ -1,0 +1,1 @@
+"""Endpoints with the shapes of OpenAI's API."""

@@ -1,0 +1,1 @@
+"""The playable page of worlds, and its server for the same machine."""
