@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
+from gen.models.load.libraries import transformers
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.train import TrainConfig, fast_bfloat16, fit_average
 
@@ -298,7 +298,7 @@ def export_lm(
         digest: digest of its codebook.
         counts: occurrences in training of each of the first n ids, long [n].
     """
-    model = AutoModelForCausalLM.from_pretrained(folder).half()
+    model = transformers().AutoModelForCausalLM.from_pretrained(folder).half()
     model.config.frontend, model.config.codebook_digest = frontend, digest
     if counts is not None:
         model.config.code_counts = counts.tolist()

@@ -18,9 +18,10 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
 from gen.models.adapters.layer_plans import keep_layers
+from gen.models.adapters.masks import hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
-from gen.models.adapters.slot_cache import SlotCache, hide
+from gen.models.adapters.slot_cache import SlotCache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
 from gen.models.nets.grid import GridLlamaForCausalLM

@@ -22,6 +22,8 @@ class ModelCache:
         ran: bool [B], the rows whose network ran in the last forward pass; None where it ran for
             all of them.
         nbytes: bytes that it holds.
+        has_slots: whether keys and values lie in one slot per absolute position
+            (``gen.models.adapters.slot_cache``).
         is_empty: whether the first call is still to come, which says how many rows there are.
         select: restricts the following calls to some rows, long [n], or lifts that (None); None
             where the cache takes calls about all rows alone.
@@ -31,6 +33,7 @@ class ModelCache:
 
     ran: Tensor | None = None
     nbytes: int = 0
+    has_slots: bool = False
     is_empty: bool = False
     select: Callable[[Tensor | None], None] | None = None
     copy_rows: Callable[[Tensor, Tensor], None] | None = None

@@ -17,13 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.models.adapters.masks import hide
 from gen.models.adapters.protocols import ModelCache
 from gen.models.load.transformers_compat import Cache, CacheLayerMixin
-
-
-def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a mask to add to scores: the smallest number where ``hidden`` (bool), 0 elsewhere."""
-    return hidden.to(dtype) * torch.finfo(dtype).min
 
 
 class SlotLayer(CacheLayerMixin):
@@ -86,6 +82,8 @@ class SlotCache(Cache, ModelCache):
     to know which is the highest, the device would have to be waited for, and the shapes would
     change from call to call.
     """
+
+    has_slots = True
 
     def __init__(self, layers: int, slots: int):
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.models.adapters.layer_calls import LayerCache, run_layers
+from gen.models.adapters.masks import hide
 from gen.models.adapters.protocols import SharedModel
-from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
@@ -95,7 +95,7 @@ class HiddenNodes(Nodes):
     def __init__(self, target: CausalTarget, maps: TransferMaps, layer: int):
         self.target, self.maps, self.layer = target, maps, layer
         self.model = language_model(target, KIND)
-        if not isinstance(target.cache, SlotCache):
+        if not target.cache.has_slots:
             raise GenError(
                 f"the drafter {KIND} reads the keys and values of a cache, and the model has a"
                 f" {type(target.cache).__name__}; expected a causal language model of transformers"

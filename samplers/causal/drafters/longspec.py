@@ -24,7 +24,6 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.adapters.layer_calls import KeysValues
 from gen.models.adapters.protocols import SharedModel
-from gen.models.adapters.slot_cache import SlotCache
 from gen.models.load.locate import config_field
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
@@ -75,7 +74,7 @@ class LongSpecNodes(Nodes):
     def __init__(self, target: CausalTarget, layer: LongSpecLayer):
         self.target, self.layer = target, layer
         self.model = language_model(target, KIND)
-        if not isinstance(target.cache, SlotCache):
+        if not target.cache.has_slots:
             raise GenError(
                 f"the drafter {KIND} reads the keys and values of a cache, and the model has a"
                 f" {type(target.cache).__name__}; expected a causal language model of transformers"
