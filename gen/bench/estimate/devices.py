@@ -78,10 +78,9 @@ def interpolated(rates: Mapping[int, float], rows: int) -> float:
     return rates[below] ** (1 - share) * rates[above] ** share
 
 
-# Dense peaks of the vendor's data sheets. The launch latency is that of small kernels in a stream
-# on a V100, 3.8 us (NVIDIA, "Getting Started with CUDA Graphs"); no figure per card is published.
+# Seconds from the launch of a kernel to its start: an assumption, no figure per card is published.
 LAUNCH = 3.8e-6
-SHEETS = "NVIDIA data sheet of the card; launch latency: NVIDIA, Getting Started with CUDA Graphs"
+SHEETS = "NVIDIA data sheet of the card; launch latency: assumed"
 
 
 def _card(name: str, gigabytes: float, half: float, single: float) -> Device:
