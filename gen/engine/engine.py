@@ -151,7 +151,7 @@ class Engine:
                 raise QueueFull(
                     f"{waiting} items wait, and the request has {count}; expected at most"
                     f" {self.max_waiting} waiting",
-                    retry_after=self._seconds_per_item() * max(1, waiting),
+                    retry_after=self._seconds_per_item() * count,
                 )
             self.stats.move(ticket, waiting=count)
             self._tickets.add(ticket)
