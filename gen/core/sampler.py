@@ -105,7 +105,7 @@ class Sampler(ABC):
     def opens(self) -> bool:
         """True where items may join a run (``begin``) between two forward passes.
 
-        No item may learn from another one then: whoever joins changes nobody's tokens.
+        No item may learn from another one then: an item that joins changes no other one's tokens.
         """
         return False
 

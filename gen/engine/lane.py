@@ -11,7 +11,7 @@ import numpy as np
 
 from gen.engine.stats import EngineStats
 from gen.engine.ticket import RUNNING
-from gen.engine.work import Work, in_turns
+from gen.engine.work import Work
 from gen.samplers.engine.open_batch import OpenBatch
 
 ROOM = 256  # items of a batch, after which another one begins
@@ -123,7 +123,7 @@ class LaneBatch:
             prepared.target,
             prepared.drafts,
             max(ROOM, len(request.items)),
-            work.traced,
+            work.ticket.traced,
             work.mixed,
         )
 
@@ -134,11 +134,12 @@ class LaneBatch:
     def join(self, work: Work) -> None:
         """Let the items of a work wait for rows; requests take turns."""
         prepared, batch = work.prepared, self.open
-        work.members = batch.join(prepared.target, prepared.drafts, work.keys, work.canvas)
-        self.members |= {n: Member(work, row) for row, n in enumerate(work.members)}
+        numbers = batch.join(prepared.target, prepared.drafts, work.keys, work.canvas)
+        self.members |= {n: Member(work, row) for row, n in enumerate(numbers)}
         slots = batch.run.slots
-        ordinal = {n: self.members[n].row for n in slots.waiting.tolist()}
-        slots.wait(np.array(in_turns(slots.waiting.tolist(), ordinal), dtype=np.int64))
+        # the first item of each request, then the second ones
+        turns = sorted(slots.waiting.tolist(), key=lambda n: self.members[n].row)
+        slots.wait(np.array(turns, dtype=np.int64))
 
     def grow(self, rows: int) -> None:
         """Give waiting items rows, until there are ``rows`` of them."""

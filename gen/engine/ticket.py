@@ -123,6 +123,11 @@ class Ticket:
         self._error: BaseException | None = None
 
     @property
+    def traced(self) -> bool:
+        """True where forward passes are recorded."""
+        return self.on_step is not None or self.request.trace
+
+    @property
     def is_over(self) -> bool:
         """True once there is a result or an error."""
         return self._over.is_set()

@@ -37,7 +37,6 @@ class Work:
         mixed: whether the items of its batch may differ in filters of the distribution.
         media: sender of the media; None where nobody receives them.
         outputs: outputs of the items that are finished.
-        members: number of each item in its batch.
         holds_slot: whether it counts among the prepared requests that are in no batch yet.
         error: error of a receiver of steps.
     """
@@ -52,7 +51,6 @@ class Work:
     mixed: bool
     media: MediaSender | None
     outputs: dict[int, SampleOutput] = field(default_factory=dict)
-    members: list[int] = field(default_factory=list)
     holds_slot: bool = True
     error: Exception | None = None
 
@@ -61,11 +59,6 @@ class Work:
         """Error with which the work ends before it is done; None while it goes on."""
         sent = None if self.media is None else self.media.error
         return self.ticket.refusal() or self.error or sent
-
-    @property
-    def traced(self) -> bool:
-        """True where forward passes are recorded."""
-        return self.ticket.on_step is not None or self.ticket.request.trace
 
     @property
     def is_decoded(self) -> bool:
@@ -188,7 +181,7 @@ def work_of(ticket: Ticket, pipe: Pipeline, thread: Executor) -> Work:
         repr(sorted(spell(request.spec).items(), key=str)),
         repr(sorted(distribution.items())),
         sampling.guided,
-        ticket.on_step is not None or request.trace,  # runs record all steps or none
+        ticket.traced,  # runs record all steps or none
         prepared.target.limits is None,
         prepared.target.known is None,
         _of_space(prepared.space),
@@ -206,13 +199,3 @@ def _of_space(space: TokenSpace) -> tuple[Hashable, ...]:
         space.mask_token_id,
         hash(space.legal.cpu().numpy().tobytes()),
     )
-
-
-def in_turns(waiting: Sequence[int], ordinal: dict[int, int]) -> list[int]:
-    """Order items so that requests take turns: the first item of each, then the second.
-
-    Args:
-        waiting: items in the order of their arrival.
-        ordinal: number of every item within its request.
-    """
-    return sorted(waiting, key=lambda item: ordinal[item])

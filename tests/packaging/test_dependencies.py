@@ -89,7 +89,7 @@ def imported() -> dict[str, bool]:
 
 
 def test_every_import_is_declared(imported):
-    brought = {"gradio"}  # whoever makes a Gradio app of a pipeline has it
+    brought = {"gradio"}  # a user who makes a Gradio app of a pipeline has it
     assert set(imported) - REQUIRED - OPTIONAL == brought
 
 
