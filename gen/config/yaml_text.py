@@ -77,6 +77,8 @@ def load_yaml(text: str) -> Any:
             raise GenError(problem)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
+        if "nesting depth" in str(error):  # the parser's own bound, from PyYAML 6.0.4 on
+            raise GenError(_too_deep(error.problem_mark.line)) from error
         raise GenError(" ".join(str(error).split())) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits
         if isinstance(error, GenError):
@@ -107,6 +109,14 @@ class _Frame:
     count: int = 0
 
 
+def _too_deep(line: int) -> str:
+    """Say that the text nests too deeply at a line, counted from 0."""
+    return (
+        f"line {line + 1}: lists and mappings nest more than {DEEPEST} deep; expected at most"
+        f" {DEEPEST}"
+    )
+
+
 def find_problem(text: str) -> str | None:
     """Return the reason why a YAML text is refused, or None. Builds no values.
 
@@ -120,10 +130,7 @@ def find_problem(text: str) -> str | None:
         if isinstance(event, yaml.CollectionStartEvent):
             stack.append(_Frame(event.anchor, isinstance(event, yaml.MappingStartEvent), set()))
             if len(stack) > DEEPEST:
-                return (
-                    f"line {event.start_mark.line + 1}: lists and mappings nest more than"
-                    f" {DEEPEST} deep; expected at most {DEEPEST}"
-                )
+                return _too_deep(event.start_mark.line)
             if event.anchor:
                 sizes[event.anchor] = None
             continue

@@ -23,7 +23,7 @@ from gen.interop.transformers_processors import (
     require_functions,
     translate,
 )
-from gen.models.load.transformers_compat import is_users_cache
+from gen.models.load.transformers_compat import CACHE_NAME, is_users_cache
 
 P = logits_process
 GUIDANCE = P.UnbatchedClassifierFreeGuidanceLogitsProcessor
@@ -55,7 +55,7 @@ UNSUPPORTED = {
 READ = (
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE_NAME,
     "use_cache",
     "logits_to_keep",
 )
@@ -176,9 +176,9 @@ def _refuse_unsupported(
     guidance = [n for n, p in enumerate(processors) if type(p) is GUIDANCE]
     if guidance and guidance != [0]:
         asked.append(f"logits processor {GUIDANCE.__name__} behind another one")
-    cache = others.get("past_key_values")
+    cache = others.get(CACHE_NAME)
     if cache is not None and (is_users_cache(cache) or cache.get_seq_length()):
-        asked.append("past_key_values")
+        asked.append(CACHE_NAME)
     if asked:
         raise GenError(
             f"gen.transformers_generate cannot honour {', '.join(asked)}; expected none of these"

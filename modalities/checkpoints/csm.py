@@ -45,6 +45,7 @@ from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.load.transformers_compat import with_cache
 from gen.models.published.frame_lm import FrameCache, FrameLM
 from gen.tokenizers.audio.mimi import Mimi
 from gen.tokenizers.base.codec import lasting
@@ -138,8 +139,8 @@ class SpokenFrames(FrameLM):
             inputs_embeds=inputs,
             attention_mask=mask,
             position_ids=slots,
-            past_key_values=cache.slots,
             use_cache=True,
+            **with_cache(self.backbone, cache.slots),
         )
         return out.last_hidden_state
 

@@ -41,6 +41,7 @@ from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.load.transformers_compat import with_cache
 from gen.models.published.frame_lm import FrameCache, FrameLM, parallel_heads
 from gen.tokenizers.audio.encodec import Encodec
 from gen.tokenizers.base.codec import lasting
@@ -132,7 +133,8 @@ class MusicFrames(FrameLM):
         x = inputs + self.decoder.embed_positions.weights[slots].to(inputs)
         condition = dict(encoder_hidden_states=cache.rows["states"], encoder_attention_mask=unseen)
         for layer in self.decoder.layers:
-            x = layer(x, attention_mask=mask, past_key_values=cache.self_and_cross, **condition)
+            kept = with_cache(layer, cache.self_and_cross)
+            x = layer(x, attention_mask=mask, **kept, **condition)
         return self.decoder.layer_norm(x)
 
     def heads(self, states: Tensor, codes: Tensor, steps: Tensor, streams: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from gen.core.registry import register
 from gen.modalities.checkpoints.musicgen import DelayedWaves, Music, MusicFrames, MusicGen
 from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.checkpoints.sounds import mono_wave
+from gen.models.load.transformers_compat import with_cache
 from gen.models.published.frame_lm import FrameCache
 
 PROCESSOR = "preprocessor_config.json"
@@ -62,7 +63,7 @@ class MelodyFrames(MusicFrames):
         mask = cache.slots.at(slots, self.dtype)
         x = inputs + self.decoder.embed_positions.weights[slots].to(inputs)
         for layer in self.decoder.layers:
-            x = layer(x, attention_mask=mask, past_key_values=cache.slots)[0]
+            x = layer(x, attention_mask=mask, **with_cache(layer, cache.slots))[0]
         return self.decoder.layer_norm(x)
 
 

@@ -38,6 +38,7 @@ from gen.media.given import GivenMedia
 from gen.modalities.open_vocabulary import FreeAction
 from gen.models.adapters.conditioning import Conditions, MappedLM, Vocabulary
 from gen.models.load.pretrained import tokenizer_of
+from gen.models.load.transformers_compat import with_cache
 from gen.models.load.weights import Weights, fill, without_storage
 from gen.models.published.prismatic import VisionBackbone, load_vision
 from gen.tokenizers.action.base import ActionStatistics, at_least
@@ -117,8 +118,8 @@ class SeeingLM(MappedLM):
             inputs_embeds=x,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **with_cache(self.model, cache),
         ).logits
         return logits[..., self.vocabulary.ids.to(logits.device)]
 

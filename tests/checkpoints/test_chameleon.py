@@ -31,6 +31,7 @@ from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.modalities.checkpoints.chameleon import FIRST, VARIANTS, code_ids, variant_of
 from gen.models.adapters.conditioning import Vocabulary
+from gen.models.load.transformers_compat import CACHE_NAME
 from gen.models.published.chameleon import PerHead
 
 IDS = vocabulary()
@@ -73,7 +74,7 @@ def reference(folder):
             out = self.model(*args, **kwargs)
             return CausalLMOutputWithPast(
                 logits=self.lm_head(out.last_hidden_state[:, -logits_to_keep:]),
-                past_key_values=out.past_key_values,
+                **{CACHE_NAME: out[CACHE_NAME]},
             )
 
     model = Unmasked(ChameleonConfig.from_pretrained(folder)).double().eval()

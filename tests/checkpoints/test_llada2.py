@@ -196,7 +196,7 @@ def test_calls_without_a_mask_or_with_one_of_padding_are_block_causal(checkpoint
         cut, whole[:, :21], atol=1e-3
     )
     with pytest.raises(ValueError, match="without an attention mask; expected a 4-D mask"):
-        model(ids, past_key_values=checkpoint.adapter("blocks").new_cache(24))
+        model(ids, cache=checkpoint.adapter("blocks").new_cache(24))
 
 
 def test_later_blocks_change_nothing_in_earlier_ones(checkpoint):

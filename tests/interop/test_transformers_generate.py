@@ -11,6 +11,7 @@ import torch
 from gen.core.errors import GenError
 from gen.interop import transformers_request
 from gen.interop.transformers import transformers_generate
+from gen.models.load.transformers_compat import CACHE_NAME
 from gen.samplers.causal.autoregressive import Autoregressive
 
 SHAPE = dict(
@@ -337,7 +338,7 @@ def test_models_that_come_along_are_named_too(llama):
             {"draft_model": other, "sampler": "speculative"},
             "draft_model has a vocabulary of 30 tokens; expected 24",
         ),
-        ({"past_key_values": llama(IDS[:, :2]).past_key_values}, "past_key_values"),
+        ({CACHE_NAME: llama(IDS[:, :2])[CACHE_NAME]}, CACHE_NAME),
     ):
         with pytest.raises(GenError, match=name):
             ours(llama, **settings)

@@ -7,13 +7,15 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from gen.models.load.transformers_compat import TESTED
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("gen", "samplers", "tokenizers", "modalities", "recipes")
@@ -119,12 +121,18 @@ def test_versions_have_a_lower_bound_and_no_upper_one():
 
 
 def test_the_tested_transformers_are_allowed_and_installed():
-    from gen.models.load.transformers_compat import TESTED
-
     oldest, newest = map(Version, TESTED)
     (wanted,) = (Requirement(d) for d in PROJECT["dependencies"] if d.startswith("transformers"))
     assert oldest <= newest and oldest in wanted.specifier and newest in wanted.specifier
     assert wanted.specifier == Requirement(f"transformers>={TESTED[0]}").specifier
+
+
+def test_constraints_are_exact_versions_of_what_is_installed():
+    lines = [x for x in (ROOT / "constraints.txt").read_text().splitlines() if x[0] != "#"]
+    for line in map(Requirement, lines):
+        (exact,) = line.specifier
+        assert exact.operator == "==" and exact.version == version(line.name), line.name
+    assert f"transformers=={TESTED[1]}" in lines
 
 
 def test_private_names_of_transformers_are_in_one_module():

@@ -32,6 +32,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.core.token_space import TokenSpace
+from gen.models.load.transformers_compat import CACHE_NAME
 from gen.models.nets.grid import Located
 from gen.pipeline.pipeline import Pipeline
 
@@ -189,7 +190,7 @@ class Calls:
 def _positioned(
     module: nn.Module, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    cache, ids = kwargs.get("past_key_values"), args[0] if args else kwargs.get("input_ids")
+    cache, ids = kwargs.get(CACHE_NAME), args[0] if args else kwargs.get("input_ids")
     if kwargs.get("position_ids") is not None or cache is None or ids is None:
         return None
     at = cache.get_seq_length() + torch.arange(ids.shape[1], device=ids.device)

@@ -29,6 +29,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.models.load.locate import config_field
+from gen.models.load.transformers_compat import with_cache
 from gen.pipeline.pipeline import Pipeline
 
 Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram
@@ -69,7 +70,10 @@ class Item:
             self.cache.crop(kept - self.cache.get_seq_length())
         at = torch.arange(kept, kept + ids.shape[1], device=ids.device).expand_as(ids)
         logits = self.net.module(
-            input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True
+            input_ids=ids,
+            position_ids=at,
+            use_cache=True,
+            **with_cache(self.net.module, self.cache),
         ).logits[:, -len(drafts) - 1 :]
         return self.split(logits, self.allowed(tokens, drafts))
 

@@ -24,6 +24,7 @@ from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
+from gen.models.load.transformers_compat import with_cache
 from gen.models.nets.grid import GridLlamaForCausalLM
 
 
@@ -83,8 +84,8 @@ class LanguageModel(ModelAdapter):
                 **self._inputs(tokens, positions),
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=True,
+                **with_cache(self.model, cache),
                 **more,
             ).logits
         if cache.tables is None:
@@ -164,8 +165,8 @@ class CausalLM(LanguageModel):
             inputs_embeds=mixed,
             position_ids=positions,
             attention_mask=cache.at(positions, self.dtype),
-            past_key_values=cache,
             use_cache=True,
+            **with_cache(self.model, cache),
         ).logits
 
     @property
@@ -259,8 +260,8 @@ class CausalLM(LanguageModel):
                 **self._inputs(tokens, positions),
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=True,
+                **with_cache(self.model, cache),
             ).logits
         finally:
             for hook in hooks:
@@ -418,10 +419,7 @@ class CausalLatentLM(_Latent):
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        mask = cache.at(positions, self.dtype)
-        return self.model.run(
-            inputs, positions, attention_mask=mask, past_key_values=cache, use_cache=True
-        )
+        return self.model.run(inputs, positions, cache.at(positions, self.dtype), cache)
 
 
 class MaskedLatentLM(_Latent):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gen.models.adapters.layer_plans import layers_of
 from gen.models.adapters.protocols import SharedModel
+from gen.models.load.transformers_compat import with_cache
 
 KeysValues = tuple[Tensor, Tensor]  # [B, G, S, d] each
 
@@ -69,7 +70,7 @@ def call_layer(
         attention_mask=mask,
         position_ids=positions,
         position_embeddings=(cos, sin),
-        past_key_values=cache,
+        **with_cache(layer, cache),
     )
     return out[0] if isinstance(out, tuple) else out
 

@@ -6,6 +6,7 @@ moves is mended here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from types import FrameType
@@ -14,11 +15,13 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 __all__ = ["CAUSAL_LM_TYPES", "TESTED", "Cache", "CacheLayerMixin"]
-TESTED = ("5.16.0", "5.23.0")  # oldest and newest version
+TESTED = ("5.16.0", "5.24.0")  # oldest and newest version
 CAUSAL_LM_TYPES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # model type -> class name
+CACHE_NAME = ALL_CACHE_NAMES[0]  # "cache" from 5.24 on, "past_key_values" before
 
 
 def pad_token(config: GenerationConfig) -> Tensor | None:
@@ -40,6 +43,19 @@ def unsplittable_modules(model: nn.Module) -> list[str] | None:
     """Return the class names of modules that must stay on one device; None where unknown."""
     # networks that are no models of transformers lack the name
     return getattr(model, "_no_split_modules", None)
+
+
+def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
+    """Return the keyword argument that gives a module, or a layer of one, its KV cache."""
+    return {_cache_name(type(module)): cache}
+
+
+@functools.cache
+def _cache_name(cls: type[nn.Module]) -> str:
+    """Return the name of the KV cache in the forward of a class. Code that came with a checkpoint
+    may have another one than the library."""
+    named = inspect.signature(cls.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in named), CACHE_NAME)
 
 
 def is_users_cache(cache: Any) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, PreTrainedModel
 
-from gen.models.load.transformers_compat import Cache
+from gen.models.load.transformers_compat import Cache, with_cache
 from gen.models.nets.diffusion_head import DiffusionHead
 from gen.models.nets.grid import Located
 
@@ -125,12 +125,15 @@ class GridLatentModel(Located, PreTrainedModel):
         inputs = torch.cat([self.embed_words(words), self.embed_latents(latents)], 1)[:, :-1]
         return self.run(inputs, positions[:, :-1])[:, p - 1 :]
 
-    def run(self, inputs: Tensor, position_ids: Tensor, **kwargs) -> Tensor:
+    def run(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
         """Run the causal trunk over vectors [B, L, D] at absolute positions [B, L]."""
-        inputs = inputs + self.locate(position_ids)
-        return self.model(
-            inputs_embeds=inputs, position_ids=position_ids, **{"use_cache": False, **kwargs}
-        ).last_hidden_state
+        return _run(self.model, inputs + self.locate(positions), positions, mask, cache)
 
     @property
     def prefix_columns(self) -> int:
@@ -196,14 +199,14 @@ def _columns(inputs: Tensor) -> Tensor:
 
 
 def _run(
-    trunk: LlamaModel, inputs: Tensor, columns: Tensor, mask: Tensor, cache: Cache | None
+    trunk: LlamaModel, inputs: Tensor, columns: Tensor, mask: Tensor | None, cache: Cache | None
 ) -> Tensor:
     return trunk(
         inputs_embeds=inputs,
         position_ids=columns,
         attention_mask=mask,
-        past_key_values=cache,
         use_cache=cache is not None,
+        **with_cache(trunk, cache),
     ).last_hidden_state
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, PreTrainedModel
 
-from gen.models.load.transformers_compat import Cache
+from gen.models.load.transformers_compat import Cache, with_cache
 from gen.models.nets.residual_scales import ResidualScales
 
 
@@ -207,8 +207,8 @@ class GridScalesModel(PreTrainedModel):
                 inputs_embeds=hidden,
                 position_ids=columns.expand(len(inputs), -1),
                 attention_mask=mask[None, None].expand(len(inputs), -1, -1, -1),
-                past_key_values=None if caches is None else caches[number],
                 use_cache=caches is not None,
+                **with_cache(part, None if caches is None else caches[number]),
             ).last_hidden_state
         return hidden
 

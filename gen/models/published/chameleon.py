@@ -22,6 +22,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.load.locate import readable
+from gen.models.load.transformers_compat import with_cache
 from gen.models.load.weights import LazyWeights, Weights, fill, without_storage
 
 IMAGES = "model.vqmodel."  # prefix of the image encoder's keys
@@ -61,8 +62,8 @@ class ChameleonLM(MappedLM):
             input_ids=self.vocabulary.to_model(tokens),
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **with_cache(self.model.model, cache),
         ).last_hidden_state
         if self._head is None:
             logits = self.model.lm_head(states)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.slot_cache import SlotCache
+from gen.models.load.transformers_compat import with_cache
 
 
 class JanusLM(CausalLM):
@@ -56,7 +57,7 @@ class JanusLM(CausalLM):
             inputs_embeds=self.embed(tokens),
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **with_cache(inner.language_model, cache),
         )
         return inner.generation_head(out.last_hidden_state)

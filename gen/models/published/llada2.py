@@ -278,7 +278,7 @@ class LLaDA2(PreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values=None,
+        cache: SlotCache | None = None,
         logits_to_keep: int = 0,
         **_,
     ) -> CausalLMOutputWithPast:
@@ -289,7 +289,7 @@ class LLaDA2(PreTrainedModel):
             attention_mask: Additive [B, 1, L, S], used as it is; or [B, L] with 0 at padding, or
                 None, for the block-causal mask over all positions of this call.
             position_ids: Positions [B, L], by default 0, 1, ...
-            past_key_values: KV cache; requires a 4-D mask.
+            cache: KV cache; requires a 4-D mask.
             logits_to_keep: Compute the logits of the last positions only; 0 means all.
 
         Raises:
@@ -300,7 +300,7 @@ class LLaDA2(PreTrainedModel):
         position_ids = position_ids.expand_as(input_ids)
         x = self.model.word_embeddings(input_ids)
         if attention_mask is None or attention_mask.ndim == 2:
-            if past_key_values is not None:
+            if cache is not None:
                 raise ValueError("a cache came without an attention mask; expected a 4-D mask")
             real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             attention_mask = block_causal(
@@ -316,11 +316,8 @@ class LLaDA2(PreTrainedModel):
             x.dtype,
         )
         for layer in self.model.layers:
-            x = layer(x, turn, attention_mask, past_key_values)
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(self.model.norm(x[:, -logits_to_keep:])),
-            past_key_values=past_key_values,
-        )
+            x = layer(x, turn, attention_mask, cache)
+        return CausalLMOutputWithPast(logits=self.lm_head(self.model.norm(x[:, -logits_to_keep:])))
 
 
 class BlockCausalLM(MaskedLM):

@@ -15,6 +15,7 @@ from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.conditioning import Conditions
 from gen.models.adapters.protocols import ModelCache
 from gen.models.adapters.slot_cache import SlotCache
+from gen.models.load.transformers_compat import with_cache
 
 
 class HeardCache(ModelCache):
@@ -70,6 +71,6 @@ class HearingLM(ModelAdapter):
                 x,
                 attention_mask=mask,
                 encoder_hidden_states=cache.states,
-                past_key_values=cache.both,
+                **with_cache(layer, cache.both),
             )
         return self.model.proj_out(self.decoder.layer_norm(x))

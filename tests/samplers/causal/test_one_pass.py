@@ -16,6 +16,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.transformers_compat import CACHE_NAME
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.grid_models import Run, Shape, new_lm
 from gen.samplers.causal.drafters.flexdraft import MaskAttention, with_masks
@@ -180,7 +181,7 @@ def test_keys_and_drafts_are_those_of_recomputation(kind):
 
 def keys_of(network, ids):
     with torch.no_grad():
-        cache = network(input_ids=ids, use_cache=True).past_key_values
+        cache = network(input_ids=ids, use_cache=True)[CACHE_NAME]
     return [layer.keys[0].transpose(0, 1) for layer in cache.layers]
 
 
