@@ -40,8 +40,8 @@ from gen.modalities.checkpoints.options import require_one_device
 from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
+from gen.models.load.cache_argument import with_cache
 from gen.models.load.pretrained import pretrained, tokenizer_of
-from gen.models.load.transformers_compat import with_cache
 from gen.models.published.frame_lm import FrameCache, FrameLM, parallel_heads
 from gen.tokenizers.audio.encodec import Encodec
 from gen.tokenizers.base.codec import lasting

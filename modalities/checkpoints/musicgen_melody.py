@@ -29,7 +29,7 @@ from gen.core.registry import register
 from gen.modalities.checkpoints.musicgen import DelayedWaves, Music, MusicFrames, MusicGen
 from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.checkpoints.sounds import mono_wave
-from gen.models.load.transformers_compat import with_cache
+from gen.models.load.cache_argument import with_cache
 from gen.models.published.frame_lm import FrameCache
 
 PROCESSOR = "preprocessor_config.json"

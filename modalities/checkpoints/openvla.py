@@ -37,8 +37,8 @@ from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
 from gen.modalities.open_vocabulary import FreeAction
 from gen.models.adapters.conditioning import Conditions, MappedLM, Vocabulary
+from gen.models.load.cache_argument import with_cache
 from gen.models.load.pretrained import tokenizer_of
-from gen.models.load.transformers_compat import with_cache
 from gen.models.load.weights import Weights, fill, without_storage
 from gen.models.published.prismatic import VisionBackbone, load_vision
 from gen.tokenizers.action.base import ActionStatistics, at_least

@@ -22,9 +22,9 @@ from gen.models.adapters.masks import hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
+from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
-from gen.models.load.transformers_compat import with_cache
 from gen.models.nets.grid import GridLlamaForCausalLM
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gen.models.adapters.layer_plans import layers_of
 from gen.models.adapters.protocols import SharedModel
-from gen.models.load.transformers_compat import with_cache
+from gen.models.load.cache_argument import with_cache
 
 KeysValues = tuple[Tensor, Tensor]  # [B, G, S, d] each
 

@@ -6,7 +6,6 @@ moves is mended here.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from types import FrameType
@@ -43,19 +42,6 @@ def unsplittable_modules(model: nn.Module) -> list[str] | None:
     """Return the class names of modules that must stay on one device; None where unknown."""
     # networks that are no models of transformers lack the name
     return getattr(model, "_no_split_modules", None)
-
-
-def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
-    """Return the keyword argument that gives a module, or a layer of one, its KV cache."""
-    return {_cache_name(type(module)): cache}
-
-
-@functools.cache
-def _cache_name(cls: type[nn.Module]) -> str:
-    """Return the name of the KV cache in the forward of a class. Code that came with a checkpoint
-    may have another one than the library."""
-    named = inspect.signature(cls.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in named), CACHE_NAME)
 
 
 def is_users_cache(cache: Any) -> bool:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, PreTrainedModel
 
-from gen.models.load.transformers_compat import Cache, with_cache
+from gen.models.load.cache_argument import with_cache
+from gen.models.load.transformers_compat import Cache
 from gen.models.nets.residual_scales import ResidualScales
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
+from gen.models.load.cache_argument import with_cache
 from gen.models.load.locate import readable
-from gen.models.load.transformers_compat import with_cache
 from gen.models.load.weights import LazyWeights, Weights, fill, without_storage
 
 IMAGES = "model.vqmodel."  # prefix of the image encoder's keys

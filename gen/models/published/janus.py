@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.load.transformers_compat import with_cache
+from gen.models.load.cache_argument import with_cache
 
 
 class JanusLM(CausalLM):

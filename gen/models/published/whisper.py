@@ -15,7 +15,7 @@ from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.conditioning import Conditions
 from gen.models.adapters.protocols import ModelCache
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.load.transformers_compat import with_cache
+from gen.models.load.cache_argument import with_cache
 
 
 class HeardCache(ModelCache):
