@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,14 @@ def card_of(pipe: ModalityModels, name: str, model: Any, source: Path) -> str:
         "" if "license" in data else "\nThe source of the weights states no license in its card.\n"
     )
     meanings = "\n".join(f"* `{key}`: {value}." for key, value in GUARANTEES.items())
-    label = sampler if isinstance(sampler, str) else str(sampler)
+    label = sampler["name"] if isinstance(sampler, Mapping) else sampler
     return f"""---
 {front.to_yaml()}
 ---
 
 # {Path(name).name}
 
-A pipeline of [gen](https://pypi.org/project/gen-toolkit/): modality `{pipe.modality_name()}`,
+A pipeline of gen: modality `{pipe.modality_name()}`,
 protocols {", ".join(pipe.serves(name)[0])}.
 {license_note}
 ## Use
