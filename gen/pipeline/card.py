@@ -46,6 +46,7 @@ def card_of(pipe: ModalityModels, name: str, model: Any, source: Path) -> str:
     front = ModelCardData(library_name="gen", tags=list(dict.fromkeys(map(str, tags))), **data)
     sampler = pipe.defaults.complete_sampler(None)
     guarantee = describe_guarantee(resolve_sampler(sampler)[0])
+    protocols = model.protocols if isinstance(model, Checkpoint) else pipe.serves(name)[0]
     license_note = (
         "" if "license" in data else "\nThe source of the weights states no license in its card.\n"
     )
@@ -58,7 +59,7 @@ def card_of(pipe: ModalityModels, name: str, model: Any, source: Path) -> str:
 # {Path(name).name}
 
 A pipeline of gen: modality `{pipe.modality_name()}`,
-protocols {", ".join(pipe.serves(name)[0])}.
+protocols {", ".join(protocols)}.
 {license_note}
 ## Use
 

@@ -30,6 +30,7 @@ from gen.models.load.weights import PICKLES, Weights, fill, weight_files, withou
 from gen.models.published.llamagen import DROP, LlamaGen, LlamaGenLM, Sizes, grid_of, sizes_of
 from gen.tokenizers.image.llamagen_vq import LlamaGenVQ
 
+SIDES = ("height", "width")
 ENDINGS = (*PICKLES, ".safetensors")
 NAME = re.compile(r"[ct]2i_.*(" + "|".join(map(re.escape, ENDINGS)) + ")")
 SIDE = re.compile(r"[_-](256|384|512)(?:$|[_.-])")  # pixels, in names of files and folders
@@ -141,7 +142,7 @@ class LlamaGenImages(Checkpoint):
             self.binding = Binding(space, self.lm.class_prompt, self.lm.class_prompt(None))
         self.sampling = SAMPLING[kind]
         # the name of a folder may have said the size, and a copy has another name
-        self.settled = dict(zip(("height", "width"), (n * self.frontend.factor for n in grid)))
+        self.settled = {s: n * self.frontend.factor for s, n in zip(SIDES, grid, strict=True)}
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int | str:

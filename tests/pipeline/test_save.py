@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 import gen
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.models.load.reads import ENDINGS, TEXTS
+from gen.pipeline.card import card_of
 from gen.pipeline.save import RECORD
 
 FAST = ("causal_lm", "llamagen", "llada")
@@ -34,8 +36,11 @@ def made(pipe, case: Case) -> torch.Tensor:
 
 
 def gone(case: Case) -> None:
-    """Remove the source, so that a saved folder must stand alone."""
-    shutil.rmtree(case.root)
+    """Remove the source, so that a saved folder must stand alone; media of prompts stay."""
+    for path in [p for p in case.root.rglob("*") if p.suffix in (*TEXTS, *ENDINGS)]:
+        path.unlink()
+    with pytest.raises(GenError):
+        loaded(case)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_every_family_makes_the_same_tokens_from_the_saved_folder(name, tmp_path
     again = gen.load(folder)
     assert again.dtype == torch.float64
     assert torch.equal(made(again, case), before)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "source") == ["saved"]
+    assert not list(tmp_path.glob(".*"))  # no temporary folder is left
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,33 @@ def test_options_and_files_elsewhere_come_along_and_dtype_is_kept(tmp_path):
     again = gen.load(folder)
     assert again.dtype == torch.bfloat16 and torch.equal(made(again, case), before)
     assert not list(folder.rglob("*.bak"))
+
+
+def test_a_size_that_the_name_of_a_folder_states_is_kept(tmp_path):
+    case = WRITERS["llamagen"](tmp_path)
+    named = tmp_path / "source-256"
+    named.mkdir()
+    for path in case.root.iterdir():
+        if path != named:
+            shutil.move(path, named / path.name)
+    file = named / case.path.name if case.path.is_file() else named
+    options = {k: v for k, v in case.options.items() if k not in ("height", "width")}
+    pipe = gen.load("image", model=file, **options)
+    folder = pipe.save_pretrained(tmp_path / "saved")
+    assert gen.load(folder).bound(str(folder))[1].space.grid == pipe.bound(str(file))[1].space.grid
+    record = json.loads((folder / RECORD).read_text())
+    assert record["options"]["height"] == record["options"]["width"] == 256
+
+
+def test_the_base_model_of_a_hub_id_is_in_the_card(tmp_path):
+    (tmp_path / "source").mkdir()
+    case = WRITERS["causal_lm"](tmp_path / "source")
+    pipe = loaded(case)
+    name = str(case.path)
+    text = card_of(pipe, "org/base", pipe.bound(name)[0], case.root)
+    card = yaml.safe_load(text.split("---\n")[1])
+    assert (card["base_model"], card["pipeline_tag"]) == ("org/base", "text-generation")
+    assert "base_model" not in card_of(pipe, name, pipe.bound(name)[0], case.root)
 
 
 def test_published_weights_that_were_changed_are_refused(tmp_path):
