@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub import ModelCardData
+
 from gen.contracts.checkpoint import Checkpoint
 from gen.core.errors import GenError
 from gen.core.sampler import describe_guarantee, resolve_sampler
@@ -32,8 +35,6 @@ def card_of(pipe: ModalityModels, name: str, model: Any, source: Path) -> str:
         model: the same, loaded.
         source: folder that it was loaded from.
     """
-    from huggingface_hub import ModelCardData  # heavy, and only saving needs it
-
     said = _front_matter(source / "README.md")
     data = {key: said[key] for key in FIELDS if key in said}
     task = _task(pipe.modality_name(), model)
@@ -92,8 +93,6 @@ def _task(modality: str, model: Any) -> str | None:
 
 def _front_matter(path: Path) -> dict[str, Any]:
     """Return the fields at the head of a card; empty without any. Raises ``GenError``."""
-    import yaml  # only saving needs it here
-
     if not path.is_file():
         return {}
     try:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
@@ -210,8 +212,6 @@ def push_pipeline(
     saving: tuple[SamplerSpec | None, int | str],
 ) -> str:
     """Upload a saved pipeline; see ``Pipeline.push_to_hub``."""
-    import huggingface_hub  # heavy, and only uploading needs it
-
     with tempfile.TemporaryDirectory() as parent:
         folder = save_pipeline(pipe, Path(parent) / "pipeline", *saving)
         api = huggingface_hub.HfApi(token=token)
