@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import ref
 
 from torch import nn
 
@@ -25,17 +26,21 @@ class Reads:
 
     Attributes:
         files: paths as they were opened.
-        networks: the filled modules.
+        networks: references to the filled modules, which do not keep them in memory.
         digests: digest of each module's weights, after loading.
     """
 
     files: set[Path] = field(default_factory=set)
-    networks: list[nn.Module] = field(default_factory=list)
+    networks: list[ref[nn.Module]] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
 
     def is_unchanged(self) -> bool:
-        """Return whether all networks still have the weights that were read."""
-        return [_digest(network) for network in self.networks] == self.digests
+        """Return whether all networks still have the weights that were read.
+
+        A digest reads both ends of every tensor; networks that are gone are not compared.
+        """
+        pairs = zip(self.networks, self.digests, strict=True)
+        return all((n := made()) is None or _digest(n) == digest for made, digest in pairs)
 
 
 _READS: ContextVar[Reads | None] = ContextVar("reads", default=None)
@@ -50,7 +55,9 @@ def recording() -> Iterator[Reads]:
         yield reads
     finally:
         _READS.reset(token)
-    reads.digests = [_digest(network) for network in reads.networks]
+    found = [(made, network) for made in reads.networks if (network := made()) is not None]
+    reads.networks = [made for made, _ in found]
+    reads.digests = [_digest(network) for _, network in found]
 
 
 def note_file(path: Path) -> None:
@@ -76,7 +83,7 @@ def note_network(network: nn.Module) -> None:
     """Note that a network holds weights that were read."""
     reads = _READS.get()
     if reads is not None:
-        reads.networks.append(network)
+        reads.networks.append(ref(network))
 
 
 def _digest(network: nn.Module) -> str:
