@@ -28,6 +28,7 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
+from gen.models.load.reads import Reads, note_file, recording
 from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
@@ -86,6 +87,7 @@ class CheckpointFiles:
         path = self.folder / relative
         if not path.is_file():
             return {}
+        note_file(path)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -114,6 +116,7 @@ class CheckpointFiles:
                     f" {pattern}"
                 )
             if found:
+                note_file(found[0])
                 return found[0]
         raise GenError(f"model {self.name} has no {' and no '.join(patterns)} in {self.folder}")
 
@@ -173,6 +176,8 @@ class Checkpoint(ABC):
         binding: token space and prompts.
         sampling: default sampling parameters of the family. Where they differ between its
             checkpoints, ``sampling_of`` reads them from the files.
+        settled: options whose values were taken from the names of files or folders.
+        reads: what loading it read.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -187,6 +192,8 @@ class Checkpoint(ABC):
     frontend: TokenFrontend
     binding: Binding
     sampling: Mapping[str, Any] = {}
+    settled: Mapping[str, Any] = {}
+    reads: Reads
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -305,7 +312,10 @@ def load_checkpoint(
             )
         if key not in options_of(cls):
             raise unknown(f"option of model {files.name}:", key, options_of(cls))
-    return cls(files, modality, how, **options)
+    with recording() as reads:
+        checkpoint = cls(files, modality, how, **options)
+    checkpoint.reads = reads
+    return checkpoint
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:

@@ -156,6 +156,14 @@ class ModalityModels:
         """Floating-point type of models."""
         return self._load_options.dtype
 
+    def modality_name(self) -> str:
+        """Return the name by which the modality is loaded again."""
+        return self._asked if isinstance(self._asked, str) else self._asked.name
+
+    def family_options(self) -> dict[str, Any]:
+        """Return the options of the model's family that were given."""
+        return dict(self._options)
+
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return (

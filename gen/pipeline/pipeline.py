@@ -26,7 +26,7 @@ import torch
 from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.core.memory import free_memory
 from gen.core.registry import registry
 from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
@@ -49,6 +49,7 @@ from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.progress import Progress, ProgressBar
 from gen.pipeline.prompted import PreparedModels
 from gen.pipeline.request import GenerationRequest
+from gen.pipeline.save import push_pipeline, read_saved, save_pipeline
 from gen.pipeline.streaming import Chunk, OnChunk, stream_chunks
 
 BATCH_SIZE = 8
@@ -368,6 +369,67 @@ class Pipeline(PreparedModels):
                 break
         return PipelineOutput.joined(parts)
 
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        sampler: SamplerSpec | None = None,
+        max_shard_size: int | str = "5GB",
+    ) -> Path:
+        """Write the pipeline to a folder that stands alone: ``gen.load(folder)`` makes the same.
+
+        A published checkpoint is saved in its published layout: the files that loading it read are
+        copied with their stored weights, and the pipeline's dtype is recorded and used on loading.
+        A model of gen's own architectures is written from memory, in the pipeline's dtype, with
+        its frontend and draft model. A model card is written too. The folder appears whole or not
+        at all.
+
+        Args:
+            folder: a folder that is new or empty.
+            sampler: a modality with several models saves the one that serves this sampler; None
+                is the default sampler.
+            max_shard_size: size of the largest file of weights written from memory.
+
+        Returns:
+            Path of the folder.
+
+        Raises:
+            GenError: the folder has content or cannot be written, or the weights of a published
+                checkpoint were changed after loading.
+        """
+        return save_pipeline(self, folder, sampler, max_shard_size)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        revision: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        commit_message: str | None = None,
+        sampler: SamplerSpec | None = None,
+        max_shard_size: int | str = "5GB",
+    ) -> str:
+        """Upload what ``save_pretrained`` writes to a repository of the Hub, created if absent.
+
+        Args:
+            repo_id: ``name`` or ``organisation/name``.
+            revision: branch, created if absent; None is the main branch.
+            private: whether a new repository is private; None is the account's default.
+            token: access token; None is the stored one.
+            commit_message: message of the commit.
+            sampler: as in ``save_pretrained``.
+            max_shard_size: as in ``save_pretrained``.
+
+        Returns:
+            Address of the commit.
+
+        Raises:
+            GenError: as ``save_pretrained``, and an error of the Hub.
+        """
+        saving = (sampler, max_shard_size)
+        return push_pipeline(self, repo_id, revision, private, token, commit_message, saving)
+
     def as_diffusers(self):
         """Return this pipeline with the call of diffusers' pipelines."""
         # interop is a floor above, and diffusers is heavy
@@ -392,7 +454,7 @@ def _as_mapping(sampling: Mapping[str, Any] | SamplingParams) -> Mapping[str, An
 
 
 def load(
-    modality: str | Modality,
+    modality: str | Path | Modality,
     model: str | Path | None = None,
     *,
     device: str | torch.device = AUTO,
@@ -406,8 +468,10 @@ def load(
     """Return a pipeline for a modality.
 
     Args:
-        modality: name of the modality (``gen ls modalities``).
-        model: zoo name, folder, file or hub id; None is the modality's default.
+        modality: name of the modality (``gen ls modalities``), or a folder of
+            ``Pipeline.save_pretrained`` alone, whose dtype and options are the defaults.
+        model: zoo name, folder, file or hub id; None is the modality's default. A folder of
+            ``Pipeline.save_pretrained`` is one too.
         device: device of the model; ``auto`` is the first CUDA device, or else the CPU, as in
             ``transformers.pipeline``.
         dtype: floating-point type of the model, as torch's or by name (``float32``, ``bf16`` ...);
@@ -424,6 +488,13 @@ def load(
     if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
         raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
     chosen = torch_dtype if dtype is None else dtype
+    saved = read_saved(modality if model is None else model)
+    if saved is not None:
+        modality = saved.modality if model is None else modality
+        model, options = saved.model, {**saved.options, **options}
+        chosen = saved.dtype if chosen is None else chosen
+    elif isinstance(modality, Path):
+        raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     return Pipeline(
         modality,
         model,

@@ -25,10 +25,12 @@ from gen.modalities.checkpoints.options import class_number, require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.load.locate import quiet, readable
 from gen.models.load.pretrained import tokenizer_of
+from gen.models.load.reads import note_folder, note_network
 from gen.models.load.weights import PICKLES, Weights, fill, weight_files, without_storage
 from gen.models.published.llamagen import DROP, LlamaGen, LlamaGenLM, Sizes, grid_of, sizes_of
 from gen.tokenizers.image.llamagen_vq import LlamaGenVQ
 
+SIDES = ("height", "width")
 ENDINGS = (*PICKLES, ".safetensors")
 NAME = re.compile(r"[ct]2i_.*(" + "|".join(map(re.escape, ENDINGS)) + ")")
 SIDE = re.compile(r"[_-](256|384|512)(?:$|[_.-])")  # pixels, in names of files and folders
@@ -139,6 +141,8 @@ class LlamaGenImages(Checkpoint):
         else:
             self.binding = Binding(space, self.lm.class_prompt, self.lm.class_prompt(None))
         self.sampling = SAMPLING[kind]
+        # the name of a folder may have said the size, and a copy has another name
+        self.settled = {s: n * self.frontend.factor for s, n in zip(SIDES, grid, strict=True)}
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int | str:
@@ -165,6 +169,7 @@ class CaptionEncoder(ConditionEncoder):
 
     def __init__(self, folder: Path, load: LoadOptions, sizes: Sizes, name: str):
         self.tokenizer, self.most = tokenizer_of(folder, name=folder), sizes.prompt
+        note_folder(folder)
         with readable("text encoder", folder), quiet():
             model, info = transformers.T5EncoderModel.from_pretrained(
                 folder,
@@ -191,6 +196,7 @@ class CaptionEncoder(ConditionEncoder):
                 f" {sizes.caption}, the width that model {name} was trained with"
             )
         self.model = model.to(load.device).eval().requires_grad_(False)
+        note_network(self.model)
 
     def encode(self, caption: str) -> dict[str, Tensor]:
         """Return the features of a caption."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
+from gen.models.load.reads import note_file
 
 EXPECTED = "counts by token id (.json), or one count per token id (.npy)"
 
@@ -34,6 +35,7 @@ def read_rarity(path: str | Path, vocab_size: int) -> Tensor:
     if not isinstance(path, (str, Path)):
         raise bad_value("token_counts", path, f"a file with {EXPECTED}")
     path = Path(path).expanduser()
+    note_file(path)
     try:
         if path.suffix == ".npy":
             counts, total = _of_array(np.load(path, allow_pickle=False), path, vocab_size)

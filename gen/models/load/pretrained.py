@@ -11,6 +11,7 @@ import torch
 from gen.core.errors import GenError
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import quiet, readable
+from gen.models.load.reads import note_folder, note_network
 from gen.models.load.weights import require_fit, weight_files
 
 
@@ -57,6 +58,7 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
     read, and lists missing, extra and mis-shaped weights.
     """
     name = name or path
+    note_folder(Path(path) / options.get("subfolder", ""))
     with LOADING, readable(kind, name), quiet():
         model, info = cls.from_pretrained(
             path, **options, output_loading_info=True, ignore_mismatched_sizes=True
@@ -74,6 +76,7 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
             "mis-shaped": mis_shaped,
         },
     )
+    note_network(model)
     return model
 
 
@@ -88,6 +91,7 @@ def tokenizer_of(
 ) -> Any:
     """Load the tokenizer of a folder with ``AutoTokenizer``. Raises ``GenError`` if it cannot be
     read."""
+    note_folder(Path(path), weights=False)
     try:
         with quiet():
             return transformers().AutoTokenizer.from_pretrained(

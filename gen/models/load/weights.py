@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.models.load.libraries import accelerate
 from gen.models.load.locate import readable
+from gen.models.load.reads import note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
 Renames = Sequence[tuple[str, str]]
@@ -103,6 +104,7 @@ class Weights(LazyWeights):
         self._readers: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
         self.shapes = {}
         for file in weight_files(path):
+            note_file(file)
             with readable("file", file):
                 (self._add_safetensors if file.suffix == ".safetensors" else self._add_pickle)(
                     file, wrapper
@@ -157,6 +159,7 @@ class Weights(LazyWeights):
 def unpickled(file: Path) -> Any:
     """Read a torch pickle, memory-mapped if its format allows. Raises ``GenError`` for content
     other than plain data."""
+    note_file(file)
     # training scripts store their arguments beside the weights
     with torch.serialization.safe_globals([argparse.Namespace]):
         try:
@@ -235,6 +238,7 @@ def fill(
         model = model.to(device)
     else:
         model = accelerate().dispatch_model(model, _solved(model, dtype, device_map))
+    note_network(model)
     return model.eval().requires_grad_(False)
 
 
