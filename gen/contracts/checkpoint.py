@@ -12,7 +12,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -205,6 +205,13 @@ class LoadOptions:
         if attention is not None and attention not in ATTENTIONS:
             raise unknown("attn_implementation", attention, ATTENTIONS)
 
+    def beside(self, name: str) -> LoadOptions:
+        """Return the options of a model beside the main one, such as a draft model, whose weights
+        on disk get a folder of their own."""
+        folder = self.offload_folder
+        folder = None if folder is None else Path(folder) / name.strip("/").replace("/", "--")
+        return replace(self, hub=self.hub.of(name, main=False), offload_folder=folder)
+
     @property
     def fill_keywords(self) -> dict[str, Any]:
         """Keywords of ``fill``: device, dtype and placement."""
@@ -346,10 +353,10 @@ class Checkpoint(ABC):
         return tokens.view(len(tokens), 1, *space.grid)
 
 
-def published(name: str | Path) -> CheckpointFiles | None:
-    """Return the files of a published model, and None for gen's own architectures. Raises
-    ``GenError`` if there is no such model."""
-    files = CheckpointFiles.find(name)
+def published(name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles | None:
+    """Return the files of a published model, and None for gen's own architectures. ``hub``: as of
+    ``CheckpointFiles.find``. Raises ``GenError`` if there is no such model."""
+    files = CheckpointFiles.find(name, hub)
     return None if files.embedded else files
 
 
