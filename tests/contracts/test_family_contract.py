@@ -64,6 +64,21 @@ def test_every_family_has_a_writer(registered):
     )
 
 
+@pytest.mark.slow
+def test_a_keyword_of_from_pretrained_is_honoured_or_refused_by_name(family, case):
+    given = {"attn_implementation": "eager", "device_map": {"": "cpu"}}
+    for key, value in given.items():
+        if key in family.serving(case.modality).takes:
+            # the softmax of eager attention is one of float32
+            assert load(case, **{key: value, "dtype": "float32"}).model_options[key] == value
+        else:
+            said = refusal(case, **{key: value})
+            assert f"got the {key}" in said and "Families that take it: " in said
+    assert "no weights of the variant 'fp16'" in refusal(case, variant="fp16") or (
+        "expected no variant" in refusal(case, variant="fp16")
+    )
+
+
 def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
     files = CheckpointFiles.find(case.path)
     assert family_of(files, case.modality) is family.serving(case.modality)
