@@ -219,19 +219,7 @@ def _resolve(
         raise bad_value(
             "model_options", v["model_options"], "none where no model is named", at("model_options")
         )
-    if not isinstance(v["model_options"].get("token", True), bool):
-        raise GenError(
-            f"model_options.token is given in {at('model_options')}, and a job is no secret;"
-            " expected true, false or none, and the token in HF_TOKEN or in the login of hf"
-        )
-    if shared.local and v["model"] is not None:
-        v["model_options"] = {**v["model_options"], "local_files_only": True}
-    v["model_options"] = plain(v["model_options"])
-    if own := [k for k in v["model_options"] if k in LOADED]:
-        raise GenError(
-            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
-            " model_options"
-        )
+    v["model_options"] = _model_options(v, at, shared)
     if not isinstance(v["compile"], bool):
         raise bad_value("compile", v["compile"], "true or false", at("compile"))
     v["dtype"] = dtype_name(v["dtype"])
@@ -257,6 +245,26 @@ def _resolve(
     if foreign:
         entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
+
+
+def _model_options(
+    v: Mapping[str, Any], at: Callable[[str], str], shared: _Shared
+) -> dict[str, Any]:
+    """Check the options of the model, and return them as plain data."""
+    options = v["model_options"]
+    if not isinstance(options.get("token", True), bool):
+        raise GenError(
+            f"model_options.token is given in {at('model_options')}, and a job is no secret;"
+            " expected true, false or none, and the token in HF_TOKEN or in the login of hf"
+        )
+    if shared.local and v["model"] is not None:
+        options = {**options, "local_files_only": True}
+    if own := [k for k in options if k in LOADED]:
+        raise GenError(
+            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
+            " model_options"
+        )
+    return plain(options)
 
 
 def _check_counts(v: Mapping[str, Any], at: Callable[[str], str]) -> None:

@@ -112,8 +112,8 @@ class Defaults:
         except GenError:  # a loader of the caller's own may know it; any other one refuses it
             return cls.of(own, own.default_sampling)
         if files.embedded:
-            where = files.path
-            return cls.of(own, own.default_sampling, protocols_of(where), model_kind(where))
+            protocols, kind = protocols_of(files.path), model_kind(files.path)
+            return cls.of(own, own.default_sampling, protocols, kind)
         family = family_of(files, modality)
         said = family.sampling_of(files, options or {})
         # parameters that suit the embedded models need not suit a published one

@@ -46,6 +46,7 @@ class Writer:
 
     def __init__(self, worker: WorkerState, shard: int, journal: Journal):
         self.worker, self.shard, self.journal = worker, shard, journal
+        self.commits = worker.plan.get("commits", {})
         self.target = shard_folder(worker.folder, shard) if worker.tars else worker.folder
         self._pool, self._syncs = ThreadPoolExecutor(1, "writer"), ThreadPoolExecutor(SYNCS, "sync")
         self._waiting: deque[Future] = deque()
@@ -147,10 +148,7 @@ class Writer:
             work.item["stem"],
             len(puts),
         )
-        row, job = (
-            self._row(work, out, i, "ok", None),
-            recipe(work, self.worker.plan.get("commits", {})),
-        )
+        row, job = self._row(work, out, i, "ok", None), recipe(work, self.commits)
         also, info = row.get("also", ()), info_of(row, job)
         tokens = row.get("tokens_file")
         try:

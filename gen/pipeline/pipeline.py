@@ -401,15 +401,6 @@ def load(
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     compile: bool = False,
-    revision: str | Mapping[str, str] | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    subfolder: str | None = None,
-    variant: str | None = None,
-    local_files_only: bool = False,
-    max_memory: Mapping[int | str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
-    attn_implementation: str | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -425,33 +416,15 @@ def load(
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``.
-        revision: branch, tag or commit hash of a hub id; a mapping from hub id to one where a
-            draft model has a revision too.
-        token: access token of the hub; True is the stored login, False none. It is not recorded.
-        cache_dir: folder of the local cache of the hub.
-        subfolder: folder of the model inside the repository or folder.
-        variant: files of weights to read, such as ``fp16`` for ``model.fp16.safetensors``.
-        local_files_only: read the local cache of the hub and open no connection.
-        max_memory: most memory of each device, with a ``device_map`` that accelerate makes.
-        offload_folder: folder of the weights that the ``device_map`` leaves on disk.
-        attn_implementation: ``sdpa`` or ``eager``, for families with classes of transformers.
-        options: options of the model's family (``gen ls families``).
+        options: options of the model's family (``gen ls families``), and these keywords of
+            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
+            ``variant`` and ``local_files_only`` (``gen.models.load.hub.HubOptions``),
+            ``max_memory``, ``offload_folder`` and ``attn_implementation``
+            (``gen.contracts.checkpoint.LoadOptions``).
 
     Raises:
         GenError: an unknown name, device, dtype or option.
     """
-    given = {
-        "revision": revision,
-        "token": token,
-        "cache_dir": cache_dir,
-        "subfolder": subfolder,
-        "variant": variant,
-        "local_files_only": local_files_only or None,
-        "max_memory": max_memory,
-        "offload_folder": offload_folder,
-        "attn_implementation": attn_implementation,
-    }
-    options |= {k: v for k, v in given.items() if v is not None}
     if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
         raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
     chosen = torch_dtype if dtype is None else dtype

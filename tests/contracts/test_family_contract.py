@@ -45,7 +45,7 @@ def pipe(case):
 
 
 def load(case: Case, **more):
-    return gen.load(case.modality, model=case.path, dtype="float64", **{**case.options, **more})
+    return gen.load(case.modality, model=case.path, **{"dtype": "float64", **case.options, **more})
 
 
 def refusal(case: Case, **more) -> str:

@@ -15,6 +15,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,26 +251,48 @@ def fill(
     }
     require_fit(name, type(model), wrong)
     solved = None if device_map is None else _solved(model, dtype, device_map, max_memory)
-    device_of = _device_by_key(device, solved, offload_folder)
-    parameters = dict(model.named_parameters())
-    on_disk: dict[str, Any] = {}  # accelerate's index of the files in the offload folder
-    for key, target in targets.items():
-        position = device_of(target)
-        value = _moved(weights, key, "cpu" if position == "disk" else position, dtype)
-        if position == "disk" and target in parameters:  # buffers stay in memory
-            accelerate().utils.offload_weight(value, target, str(offload_folder), on_disk)
-        else:
-            _put(model, target, value)
+    on_disk = _put_all(
+        model,
+        {target: partial(_moved, weights, key, dtype=dtype) for key, target in targets.items()},
+        _device_by_key(device, solved, offload_folder),
+        str(offload_folder),
+    )
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     if solved is None:
         model = model.to(device)
     else:
-        if on_disk:
-            accelerate().utils.offload.save_offload_index(on_disk, str(offload_folder))
         folder = str(offload_folder) if on_disk else None
         model = accelerate().dispatch_model(model, solved, offload_dir=folder)
     return model.eval().requires_grad_(False)
+
+
+def _put_all(
+    model: nn.Module,
+    reads: Mapping[str, Callable[..., Tensor]],
+    device_of: Callable[[str], Any],
+    offload_folder: str,
+) -> bool:
+    """Read every tensor of a model, and return whether some of them went to the disk.
+
+    Args:
+        model: the model.
+        reads: functions of a device that read the tensors, by name in the state dict.
+        device_of: function from the name to the device, or ``disk``.
+        offload_folder: folder of the tensors on disk.
+    """
+    parameters = dict(model.named_parameters())
+    index: dict[str, Any] = {}  # accelerate's, of the files in the folder
+    for target, read in reads.items():
+        device = device_of(target)
+        value = read(device="cpu" if device == "disk" else device)
+        if device == "disk" and target in parameters:  # buffers stay in memory
+            accelerate().utils.offload_weight(value, target, offload_folder, index)
+        else:
+            _put(model, target, value)
+    if index:
+        accelerate().utils.offload.save_offload_index(index, offload_folder)
+    return bool(index)
 
 
 def _put(model: nn.Module, target: str, value: Tensor) -> None:
