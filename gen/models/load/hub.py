@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gen.core.errors import GenError, bad_type, bad_value, hint
+from gen.models.load.libraries import huggingface_hub
 from gen.models.load.weights import PICKLES, is_variant
 
 MAIN = "main"
@@ -151,9 +152,6 @@ def snapshot_of(name: str, hub: HubOptions) -> Snapshot:
         NotCached: neither the cache nor the hub gives it. Where the cache has other revisions of
             the repository, the message lists them.
     """
-    # heavy, and only hub ids need it
-    from huggingface_hub import snapshot_download
-
     revision = hub.revision if isinstance(hub.revision, str) else None
     how: dict[str, Any] = {
         "revision": revision,
@@ -165,6 +163,7 @@ def snapshot_of(name: str, hub: HubOptions) -> Snapshot:
     if hub.subfolder:
         how["allow_patterns"] = f"{hub.subfolder.strip('/')}/*"
     pickles = [f"*{p}" for p in PICKLES]
+    snapshot_download = huggingface_hub().snapshot_download
     try:
         path = Path(snapshot_download(name, ignore_patterns=[*pickles, *_others(hub)], **how))
         if next(path.rglob("*.safetensors"), None) is None:
@@ -216,9 +215,7 @@ def _others(hub: HubOptions) -> list[str]:
 
 def _repository(name: str, hub: HubOptions) -> Path:
     """Return the folder of a repository in the local cache, which need not exist."""
-    from huggingface_hub import constants  # heavy, and only hub ids need it
-
-    root = Path(hub.cache_dir or constants.HF_HUB_CACHE).expanduser()
+    root = Path(hub.cache_dir or huggingface_hub().constants.HF_HUB_CACHE).expanduser()
     return root / f"models--{name.replace('/', '--')}"
 
 

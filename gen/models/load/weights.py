@@ -237,18 +237,7 @@ def fill(
     expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     targets = {key: renamed(key, rename) for key in weights}
     targets = {key: target for key, target in targets.items() if not _any(drop, target)}
-    counts = Counter(targets.values())
-    shapes = shapes_of(weights)
-    wrong = {
-        "missing": [k for k in expected if k not in counts and not _any(optional, k)],
-        "extra": [f"{k} ({t})" if k != t else k for k, t in targets.items() if t not in expected],
-        "twice": sorted(target for target, count in counts.items() if count > 1),
-        "mis-shaped": [
-            f"{k} is {shapes[k]}, expected {expected[target]}"
-            for k, target in targets.items()
-            if target in expected and shapes[k] != expected[target]
-        ],
-    }
+    wrong = _misfits(expected, targets, shapes_of(weights), optional)
     require_fit(name, type(model), wrong)
     solved = None if device_map is None else _solved(model, dtype, device_map, max_memory)
     on_disk = _put_all(
@@ -265,6 +254,33 @@ def fill(
         folder = str(offload_folder) if on_disk else None
         model = accelerate().dispatch_model(model, solved, offload_dir=folder)
     return model.eval().requires_grad_(False)
+
+
+def _misfits(
+    expected: Mapping[str, tuple[int, ...]],
+    targets: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    optional: Iterable[str],
+) -> dict[str, list[str]]:
+    """Collect what does not fit, by kind.
+
+    Args:
+        expected: shapes of the model by name in the state dict.
+        targets: name in the state dict by key of the weights.
+        shapes: shapes of the weights by key.
+        optional: patterns of tensors that the weights may lack.
+    """
+    counts = Counter(targets.values())
+    return {
+        "missing": [k for k in expected if k not in counts and not _any(optional, k)],
+        "extra": [f"{k} ({t})" if k != t else k for k, t in targets.items() if t not in expected],
+        "twice": sorted(target for target, count in counts.items() if count > 1),
+        "mis-shaped": [
+            f"{k} is {shapes[k]}, expected {expected[target]}"
+            for k, target in targets.items()
+            if target in expected and shapes[k] != expected[target]
+        ],
+    }
 
 
 def _put_all(
