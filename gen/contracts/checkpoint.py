@@ -180,6 +180,11 @@ class LoadOptions:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
         not fit each other."""
         if isinstance(self.device_map, Mapping):
+            if set(self.device_map.values()) == {"disk"}:
+                raise GenError(
+                    "device_map leaves all modules on disk; expected at least the embedding of the"
+                    " tokens in memory"
+                )
             for position in self.device_map.values():
                 if position != "disk":
                     pick_device(f"cuda:{position}" if isinstance(position, int) else position)

@@ -354,6 +354,7 @@ def test_offloaded_weights_give_the_same_tokens(folders, tmp_path):
     layers = pipe.components["model"].model.model.layers
     assert all(p.device.type == "meta" for p in layers.parameters())
     assert torch.equal(pipe(["w1"], seed=0).tokens, plain(["w1"], seed=0).tokens)
+    refused("all modules", model=folders[0], device_map={"": "disk"}, offload_folder=off)
     refused("without a device_map", model=folders[0], offload_folder=off)
     refused("without a device_map", model=folders[0], max_memory={"cpu": "1GB"})
 
