@@ -22,6 +22,7 @@ from gen.core.printable import printable
 from gen.core.registry import registry
 from gen.core.tables import columns, plural
 from gen.jobs.defaults import requested_sampling
+from gen.jobs.pins import hub_of, named_models
 from gen.jobs.plan import check_target, make_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.terminal import for_terminal
@@ -29,6 +30,7 @@ from gen.jobs.rank import process_rank
 from gen.jobs.run import join_job, run_job
 from gen.jobs.signals import STOPPED, stoppable
 from gen.media.kinds import EXTENSIONS
+from gen.models.load.hub import NotCached
 from gen.store.ledger import read_plan, read_rows
 
 
@@ -120,7 +122,8 @@ def _sample_files(args: argparse.Namespace, tree: dict[str, Any]) -> int:
 def run(args: argparse.Namespace) -> int:
     """Carry out ``gen run``; return the exit code."""
     column = [] if args.prompt_column is None else [f"prompt_column={args.prompt_column}"]
-    job = load_config(args.config, [*args.overrides, *column], args.allow_env, args.trust_job)
+    overrides = [*args.overrides, *column]
+    job = load_config(args.config, overrides, args.allow_env, args.trust_job, args.dry_run)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
@@ -210,9 +213,9 @@ def work(args: argparse.Namespace) -> int:
 
 class AnyPrompt:
     """Modality of a published model that is not loaded: it knows the parts of a condition that the
-    family takes, and no more about prompts."""
+    family takes, and no more about prompts. ``family``: None where it is not known."""
 
-    def __init__(self, family: type[Checkpoint]):
+    def __init__(self, family: type[Checkpoint] | None):
         self.family = family
 
     def condition(self, prompt: str) -> str:
@@ -221,20 +224,27 @@ class AnyPrompt:
 
     def parse(self, condition: Condition) -> str:
         """Return a text of all parts. Raises ``GenError`` for a part that is not taken."""
-        condition.require(self.family.accepts, "the model", self.family.most)
+        if self.family is not None:
+            condition.require(self.family.accepts, "the model", self.family.most)
         return str(condition.to_dict())
 
 
 def _dry_run(job: Job) -> int:
-    check_target(Path(job.out), job)
+    check_target(Path(job.out), job, local=True)
+    models = named_models(job, local=True)
 
     def pipe_of(entry: Any) -> Any:
-        files = published(entry.model) if entry.model else None
-        if files is not None:
-            return SimpleNamespace(modality=AnyPrompt(family_of(files, entry.modality)))
-        return SimpleNamespace(modality=registry.get("modality", entry.modality)())
+        modality: Any = registry.get("modality", entry.modality)()
+        if entry.model:
+            try:
+                files = published(entry.model, hub_of(entry, entry.model))
+            except NotCached:
+                modality = AnyPrompt(None)
+            else:
+                modality = AnyPrompt(family_of(files, entry.modality)) if files else modality
+        return SimpleNamespace(modality=modality)
 
-    plan = make_plan(job, pipe_of)
+    plan = make_plan(job, pipe_of, models)
     for note in job.notes():
         print(f"gen: {note}", file=sys.stderr)
     rows = [("sampler", "modality", "rows", "items")]
@@ -248,5 +258,17 @@ def _dry_run(job: Job) -> int:
         f"items: {len(plan['items'])} in {plural(len(plan['shards']), 'shard')}"
         + (f", {plural(plan['duplicates'], 'duplicate')}" if plan["duplicates"] else "")
     )
+    for label, commit in models.commits.items():
+        print(f"model: {printable(label)} at commit {commit}")
+    for label, missing in models.absent.items():
+        count = (
+            "how many files would be fetched is not known without the hub"
+            if missing is None
+            else f"{plural(missing, 'file')} would be fetched"
+        )
+        print(
+            f"model: {printable(label)} is not in the local cache; {count}. Prompts, defaults and"
+            " fingerprint are checked when it is there"
+        )
     print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
     return 0

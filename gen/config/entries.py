@@ -39,6 +39,15 @@ RELEVANT = (
     "dtype",
     *EDIT_FIELDS,
 )
+# model options that say where files and weights lie, and change no media
+ELSEWHERE = (
+    "device_map",
+    "max_memory",
+    "offload_folder",
+    "cache_dir",
+    "local_files_only",
+    "token",
+)
 UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
 
 
@@ -133,7 +142,7 @@ class Entry:
 
     def said(self) -> dict[str, Any]:
         """Collect the relevant keys as written; no file is opened."""
-        options = {k: v for k, v in self.model_options.items() if k != "device_map"}
+        options = {k: v for k, v in self.model_options.items() if k not in ELSEWHERE}
         own = {"format": self.format} if self.format else {}  # left out, it changes no digest
         return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options} | own
 

@@ -57,10 +57,12 @@ class _Shared:
     Attributes:
         counted: the census by file and column, or by the list.
         loaded: rows and foreign columns of a data set, by its options and column.
+        local: models are looked for in the local cache alone.
     """
 
     counted: dict[Any, Census] = field(default_factory=dict)
     loaded: dict[str, tuple[list[Any], list[str]]] = field(default_factory=dict)
+    local: bool = False
 
 
 def load_config(
@@ -68,6 +70,7 @@ def load_config(
     overrides: Sequence[str] = (),
     allow_env: Collection[str] = (),
     trust_job: bool = False,
+    local: bool = False,
 ) -> Job:
     """Load the job of a file, or of a packaged config such as ``image/sjd``.
 
@@ -77,6 +80,7 @@ def load_config(
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
         trust_job: accept engine options of the file that may run commands, and scorers that are
             import paths.
+        local: look for models in the local cache alone; no connection is opened.
 
     Raises:
         GenError: for anything doubtful.
@@ -94,6 +98,7 @@ def load_config(
         base=path.parent,
         name=path.stem,
         allow_env=allow_env,
+        local=local,
     )
 
 
@@ -105,6 +110,7 @@ def make_job(
     base: Path | None = None,
     name: str | None = None,
     allow_env: Collection[str] = (),
+    local: bool = False,
 ) -> Job:
     """Build a job from a tree with the keys of a job file.
 
@@ -115,12 +121,13 @@ def make_job(
         base: folder that paths in the tree are relative to.
         name: of the job, if the tree has none.
         allow_env: names of environment variables that an override may refer to.
+        local: as of ``load_config``.
 
     Raises:
         GenError: for anything doubtful.
     """
     layers = merge_layers(tree, overrides, where, base or Path(), allow_env)
-    shared = _Shared()
+    shared = _Shared(local=local)
     entries = [
         _resolve(values, locations, location, shared)
         for values, locations, location in layers.entries
@@ -212,12 +219,7 @@ def _resolve(
         raise bad_value(
             "model_options", v["model_options"], "none where no model is named", at("model_options")
         )
-    v["model_options"] = plain(v["model_options"])
-    if own := [k for k in v["model_options"] if k in LOADED]:
-        raise GenError(
-            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
-            " model_options"
-        )
+    v["model_options"] = _model_options(v, at, shared)
     if not isinstance(v["compile"], bool):
         raise bad_value("compile", v["compile"], "true or false", at("compile"))
     v["dtype"] = dtype_name(v["dtype"])
@@ -243,6 +245,26 @@ def _resolve(
     if foreign:
         entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
+
+
+def _model_options(
+    v: Mapping[str, Any], at: Callable[[str], str], shared: _Shared
+) -> dict[str, Any]:
+    """Check the options of the model, and return them as plain data."""
+    options = v["model_options"]
+    if not isinstance(options.get("token", True), bool):
+        raise GenError(
+            f"model_options.token is given in {at('model_options')}, and a job is no secret;"
+            " expected true, false or none, and the token in HF_TOKEN or in the login of hf"
+        )
+    if shared.local and v["model"] is not None:
+        options = {**options, "local_files_only": True}
+    if own := [k for k in options if k in LOADED]:
+        raise GenError(
+            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
+            " model_options"
+        )
+    return plain(options)
 
 
 def _check_counts(v: Mapping[str, Any], at: Callable[[str], str]) -> None:

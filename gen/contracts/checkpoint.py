@@ -12,7 +12,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,36 +23,55 @@ from torch import Tensor
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, bad_type, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.models.load.hub import HubOptions, in_subfolder, require_variant, snapshot_of
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.reads import Reads, note_file, recording
 from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
+ATTENTIONS = ("sdpa", "eager")  # of transformers, those that take explicit masks [B, 1, L, S]
+NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+# keywords that a family takes or not (``Checkpoint.takes``)
+FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
+FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
 CONFIGS = ("config.json", "model_index.json", "gen.json")
+
+
+HUB = HubOptions()
 
 
 class CheckpointFiles:
     """Files of a checkpoint on disk. ``name``: as the user wrote it. ``path``: its folder, or the
-    single file of its weights."""
+    single file of its weights. ``commit``: commit hash of a repository of the hub."""
 
-    def __init__(self, name: str | Path, path: Path):
-        self.name, self.path = str(name), path
+    def __init__(self, name: str | Path, path: Path, commit: str | None = None):
+        self.name, self.path, self.commit = str(name), path, commit
 
     @classmethod
-    def find(cls, name: str | Path) -> CheckpointFiles:
+    def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
         """Find the checkpoint of a zoo name, folder, file or hub id. A hub id is read from the
-        local cache, or downloaded. Raises ``GenError``."""
-        if str(name) in zoo():
-            return cls(name, zoo()[str(name)])
-        path = expand_user(name)
-        if exists(path):
+        local cache, or downloaded.
+
+        Args:
+            name: the model.
+            hub: revision, variant and so on of this very model (``HubOptions.of``).
+
+        Raises:
+            NotCached: neither the local cache nor the hub has the repository or revision.
+            GenError: there is no such model, or it cannot have one of the options.
+        """
+        text, path = str(name), expand_user(name)
+        in_zoo = text in zoo()
+        if in_zoo or exists(path):
+            _require_no_repository(text, hub, in_zoo or path.is_file())
+            path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
+            require_variant(path, text, hub.variant)
             return cls(name, path)
-        text = str(name)
         if (
             text.count("/") != 1
             or text.startswith((".", "/", "~"))
@@ -61,7 +80,10 @@ class CheckpointFiles:
             raise unknown(
                 "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
             )
-        return cls(name, _fetched(text))
+        found = snapshot_of(text, hub)
+        path = in_subfolder(found.path, text, hub.subfolder)
+        require_variant(path, text, hub.variant)
+        return cls(name, path, found.commit)
 
     @property
     def folder(self) -> Path:
@@ -121,41 +143,125 @@ class CheckpointFiles:
         raise GenError(f"model {self.name} has no {' and no '.join(patterns)} in {self.folder}")
 
 
-def _fetched(name: str) -> Path:
-    # heavy, and only hub ids need it
-    from huggingface_hub import snapshot_download
-
-    try:
-        path = Path(snapshot_download(name, ignore_patterns=[f"*{p}" for p in PICKLES]))
-        if next(path.rglob("*.safetensors"), None) is None:
-            path = Path(snapshot_download(name))
-    except (OSError, ValueError) as error:  # all errors of the hub are one of these
+def _require_no_repository(name: str, hub: HubOptions, whole: bool) -> None:
+    """Raise ``GenError`` for options that need a repository, or a folder where the model is
+    ``whole``: of the zoo, or a file."""
+    refused = ("revision", "subfolder", "variant") if whole else ("revision",)
+    given = [key for key in refused if key in hub.said]
+    if given:
+        kind = "of the zoo or a file" if whole else "a local folder"
         raise GenError(
-            f"model {name!r} is not a local folder, is not in the local cache, and the hub does not"
-            f" give it ({' '.join(str(error).split())[:600]}); expected a folder, a file or the id"
-            " of a repository"
-        ) from None
-    return path
+            f"model {name} got the {given[0]} {hub.said[given[0]]!r}, but it is {kind};"
+            f" expected no {given[0]}, or the id of a repository"
+        )
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Options of loading a checkpoint. ``device_map``: as in accelerate, for models larger than one
-    device. ``trust_remote_code``: run code from the folder."""
+    """Options of loading a checkpoint.
+
+    Attributes:
+        device_map: placement as in accelerate, for models larger than one device.
+        trust_remote_code: run code from the folder.
+        hub: revision, variant and so on of the main model.
+        max_memory: most memory of each device, as in accelerate; needs a ``device_map``.
+        offload_folder: folder of the weights that the device map leaves on disk.
+        attn_implementation: implementation of attention in transformers, one of ``ATTENTIONS``;
+            None is the choice of transformers.
+    """
 
     device: torch.device
     dtype: torch.dtype
     device_map: str | Mapping[str, Any] | None = None
     trust_remote_code: bool = False
+    hub: HubOptions = HUB
+    max_memory: Mapping[int | str, int | str] | None = None
+    offload_folder: str | Path | None = None
+    attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ``GenError`` for a device map that names a missing device."""
+        """Raise ``GenError`` for a device map that names a missing device, and for values that do
+        not fit each other."""
         if isinstance(self.device_map, Mapping):
+            if set(self.device_map.values()) == {"disk"}:
+                raise GenError(
+                    "device_map leaves all modules on disk; expected at least the embedding of the"
+                    " tokens in memory"
+                )
             for position in self.device_map.values():
                 if position != "disk":
                     pick_device(f"cuda:{position}" if isinstance(position, int) else position)
         elif self.device_map is not None and self.device_map not in MAPS:
             raise unknown("device_map", self.device_map, MAPS)
+        if self.max_memory is not None:
+            _check_memory(self.max_memory, self.device_map)
+        if self.offload_folder is not None:
+            if not isinstance(self.offload_folder, (str, Path)) or not str(self.offload_folder):
+                raise bad_type("offload_folder", self.offload_folder, "a folder")
+            if self.device_map is None:
+                raise GenError(
+                    "offload_folder is given without a device_map; expected both, since the device"
+                    " map says which weights are on disk"
+                )
+        attention = self.attn_implementation
+        if attention in NEED_OTHER_MASKS:
+            raise GenError(
+                f"attn_implementation is {attention!r}, which takes no masks of every query and"
+                " key, and samplers need such masks; expected one of"
+                f" {', '.join(ATTENTIONS)}"
+            )
+        if attention is not None and attention not in ATTENTIONS:
+            raise unknown("attn_implementation", attention, ATTENTIONS)
+
+    def beside(self, name: str) -> LoadOptions:
+        """Return the options of a model beside the main one, such as a draft model, whose weights
+        on disk get a folder of their own."""
+        folder = self.offload_folder
+        folder = None if folder is None else Path(folder) / name.strip("/").replace("/", "--")
+        return replace(self, hub=self.hub.of(name, main=False), offload_folder=folder)
+
+    @property
+    def fill_keywords(self) -> dict[str, Any]:
+        """Keywords of ``fill``: device, dtype and placement."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "device_map": self.device_map,
+            "max_memory": self.max_memory,
+            "offload_folder": self.offload_folder,
+        }
+
+    @property
+    def pretrained_keywords(self) -> dict[str, Any]:
+        """Keywords of ``pretrained`` for the model of a family: device, dtype, placement and what
+        else was given of ``FROM_PRETRAINED``."""
+        given = {
+            "variant": self.hub.variant,
+            "max_memory": None if self.max_memory is None else dict(self.max_memory),
+            "offload_folder": self.offload_folder,
+            "attn_implementation": self.attn_implementation,
+        }
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "device_map": self.device_map,
+            **{k: v for k, v in given.items() if v is not None},
+        }
+
+
+def _check_memory(memory: Any, device_map: Any) -> None:
+    """Raise ``GenError`` for a ``max_memory`` that accelerate would not take or not read."""
+    if not isinstance(memory, Mapping) or not all(
+        isinstance(k, (int, str)) and isinstance(v, (int, str)) for k, v in memory.items()
+    ):
+        raise bad_type("max_memory", memory, "a mapping such as {0: '20GiB', 'cpu': '60GiB'}")
+    if not isinstance(device_map, str):
+        raise GenError(
+            f"max_memory is given with {'a' if device_map else 'no'} device_map that lists modules;"
+            if device_map
+            else "max_memory is given without a device_map;"
+            f" expected a device_map of {', '.join(MAPS)}"
+        )
 
 
 class Checkpoint(ABC):
@@ -171,6 +277,7 @@ class Checkpoint(ABC):
         catch_all: True for the family of files that no other family matches.
         accepts: parts of a ``Condition`` that ``parse`` takes.
         most: largest number of media of a part that ``parse`` takes, where there is one.
+        takes: those of ``FROM_PRETRAINED`` that loading honours.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -187,6 +294,7 @@ class Checkpoint(ABC):
     catch_all: ClassVar[bool] = False
     accepts: ClassVar[frozenset[str]] = frozenset({"text"})
     most: ClassVar[Mapping[str, int]] = {}
+    takes: ClassVar[frozenset[str]] = frozenset()
 
     modality: Modality
     frontend: TokenFrontend
@@ -257,10 +365,10 @@ class Checkpoint(ABC):
         return tokens.view(len(tokens), 1, *space.grid)
 
 
-def published(name: str | Path) -> CheckpointFiles | None:
-    """Return the files of a published model, and None for gen's own architectures. Raises
-    ``GenError`` if there is no such model."""
-    files = CheckpointFiles.find(name)
+def published(name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles | None:
+    """Return the files of a published model, and None for gen's own architectures. ``hub``: as of
+    ``CheckpointFiles.find``. Raises ``GenError`` if there is no such model."""
+    files = CheckpointFiles.find(name, hub)
     return None if files.embedded else files
 
 
@@ -304,6 +412,7 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load a checkpoint. Raises ``GenError`` for an option that its family does not have."""
     cls = family_of(files, modality)
+    _require_taken(cls, files, how)
     for key in options:
         if not options_of(cls):
             raise GenError(
@@ -316,6 +425,28 @@ def load_checkpoint(
         checkpoint = cls(files, modality, how, **options)
     checkpoint.reads = reads
     return checkpoint
+
+
+def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptions) -> None:
+    """Raise ``GenError`` for a keyword of ``from_pretrained`` that the family does not honour."""
+    given = {
+        "variant": how.hub.variant,
+        "device_map": how.device_map,
+        "attn_implementation": how.attn_implementation,
+    }
+    reasons = {
+        "variant": "its weights have names of their own",
+        "device_map": "models of this family run on one device",
+        "attn_implementation": "its attention is gen's own",
+    }
+    for key, value in given.items():
+        if value is not None and key not in cls.takes:
+            table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
+            taking = sorted(name for name, other in table.items() if key in other.takes)
+            raise GenError(
+                f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
+                f" Families that take it: {', '.join(taking)}"
+            )
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:

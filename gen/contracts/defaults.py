@@ -28,6 +28,7 @@ from gen.core.sampler import (
     spell,
     takes_kinds,
 )
+from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.locate import model_kind
 
 # sampling parameters that latents have too: nothing ranks them
@@ -106,11 +107,13 @@ class Defaults:
         if model is None:
             return cls.of(own, own.default_sampling)
         try:
-            files = CheckpointFiles.find(model)
+            hub = {k: v for k, v in (options or {}).items() if k in HUB_KEYWORDS}
+            files = CheckpointFiles.find(model, HubOptions(**hub).of(str(model)))
         except GenError:  # a loader of the caller's own may know it; any other one refuses it
             return cls.of(own, own.default_sampling)
         if files.embedded:
-            return cls.of(own, own.default_sampling, protocols_of(model), model_kind(model))
+            protocols, kind = protocols_of(files.path), model_kind(files.path)
+            return cls.of(own, own.default_sampling, protocols, kind)
         family = family_of(files, modality)
         said = family.sampling_of(files, options or {})
         # parameters that suit the embedded models need not suit a published one

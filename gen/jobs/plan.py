@@ -20,14 +20,13 @@ from gen.config.condition_rows import content_of
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
 from gen.config.rows import Row, located
-from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, put, slug, writing
-from gen.core.sampler import draft_models
 from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.jobs.given import parsed_condition
+from gen.jobs.pins import NamedModels, named_models
 from gen.store.claims import create
 from gen.store.joblog import source_commit
 from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, SHARDS, is_job, lines_of, read_plan
@@ -39,17 +38,24 @@ SHARDS_WANTED, LEAST, MOST = (
     8,
     256,
 )  # shards of a large job where nobody says how many items one has, and items of one
-WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
 Item = dict[str, Any]
 
 
-def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
+def make_plan(
+    job: Job, pipe_of: Callable[[Entry], Any], models: NamedModels | None = None
+) -> dict[str, Any]:
     """Plan a job. Reads every prompt; a row of a file that cannot be made becomes an item with an
     ``error``.
+
+    Args:
+        job: the job.
+        pipe_of: pipeline of an entry, or what has its modality.
+        models: commits and digests of the models; None finds them.
 
     Raises:
         GenError: for an inline row that cannot be made, and if no row of the job can.
     """
+    models = models or named_models(job)
     items: list[Item] = []
     seen: set[str] = set()
     duplicates = 0
@@ -76,7 +82,8 @@ def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
         "plan": 1,
         "fingerprint": fingerprint(job),
         "made_with": made_with(),
-        "weights": weights_of(job),
+        "weights": models.weights,
+        "commits": models.commits,
         "relevant": job.relevant(),
         "labels": job.labels(),
         "duplicates": duplicates,
@@ -173,34 +180,6 @@ def made_with() -> dict[str, str | None]:
     }
 
 
-def weights_of(job: Job) -> dict[str, str]:
-    """Digest every model that the job names: names, sizes, beginnings and ends of its files,
-    since reading all of them takes long. Training again into the same folder changes it."""
-    drafts = (e.sampler.get("draft_model") for e in job.entries)
-    named = {e.model for e in job.entries}.union(*map(draft_models, drafts))
-    if not any(named):
-        return {}
-    found = {}
-    for name in sorted(n for n in named if n):
-        try:
-            path, digest = CheckpointFiles.find(name).path, hashlib.sha256()
-        except GenError:  # of a loader of the caller's own; any other one says so when it loads
-            continue
-        for file in (
-            [path]
-            if path.is_file()
-            else sorted(p for p in path.rglob("*") if p.suffix in WEIGHTS and p.is_file())
-        ):
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}\n".encode())
-            with file.open("rb") as content:
-                digest.update(content.read(EDGE))
-                content.seek(max(0, size - EDGE))
-                digest.update(content.read(EDGE))
-        found[name] = digest.hexdigest()
-    return found
-
-
 def write_plan(folder: Path, plan: dict[str, Any]) -> bool:
     """Write it if there is none; ``False`` if another process was first."""
     with writing(folder / PLAN):
@@ -235,9 +214,10 @@ def _text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.is_file() else ""
 
 
-def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
+def check_target(folder: Path, job: Job, local: bool = False) -> dict[str, Any] | None:
     """Return the plan of the folder if it holds this very job, None if it is free. Raises
-    ``GenError`` for anything else."""
+    ``GenError`` for anything else. ``local``: look for
+    models in the local cache alone."""
     if folder.exists() and not folder.is_dir():
         raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
     if is_job(folder):
@@ -249,13 +229,7 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
                 f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). Choose another out"
                 " folder, or pass overwrite=true to delete its contents"
             )
-        was, now = plan.get("weights", {}), weights_of(job)
-        if other := [name for name in now if was.get(name) != now[name]]:
-            raise GenError(
-                f"{folder} was begun with other weights of model {other[0]} (they were"
-                f" {str(was.get(other[0]))[:12]}, now {now[other[0]][:12]}). Choose another out"
-                " folder, or bring the weights back"
-            )
+        _require_same_models(folder, plan, job, local)
         return plan
 
     # what a start that was killed leaves: its inputs, its config
@@ -264,12 +238,32 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
 
     if folder.is_dir() and any(not ours(p) for p in folder.iterdir()):
         if is_job(folder):  # somebody began one between the two looks
-            return check_target(folder, job)
+            return check_target(folder, job, local)
         raise GenError(
             f"{folder} is not empty and has no job; expected a new or empty folder, or one to"
             " resume"
         )
     return None
+
+
+def _require_same_models(folder: Path, plan: dict[str, Any], job: Job, local: bool) -> None:
+    """Raise ``GenError`` for a model of another commit, or with other weights, than in the plan."""
+    now = named_models(job, local)
+    was = plan.get("commits", {})
+    for name, commit in now.commits.items():
+        if name in was and was[name] != commit:
+            raise GenError(
+                f"{folder} was begun with commit {was[name]} of model {name}, and its revision is"
+                f" now commit {commit}. gen work {folder} continues with the old commit; otherwise"
+                " choose another out folder"
+            )
+    digests = plan.get("weights", {})
+    if other := [name for name in now.weights if digests.get(name) != now.weights[name]]:
+        raise GenError(
+            f"{folder} was begun with other weights of model {other[0]} (they were"
+            f" {str(digests.get(other[0]))[:12]}, now {now.weights[other[0]][:12]}). Choose another"
+            " out folder, or bring the weights back"
+        )
 
 
 def changes(plan: dict[str, Any], job: Job) -> list[str]:

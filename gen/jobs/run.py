@@ -32,6 +32,7 @@ from gen.core.seeds import sample_seeds
 from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
 from gen.jobs.given import kept_file, kept_parts
+from gen.jobs.pins import named_models
 from gen.jobs.plan import changes, check_target, make_plan, mend_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, process_rank
@@ -77,7 +78,9 @@ def run_job(
     if new:
         on_cuda = here.launched and any(e.device == "cuda" for e in job.entries)
         device = own_device("cuda", here.local_rank) if on_cuda else None
-        plan = make_plan(job, Pipes(load, device).of)
+        pipes, models = Pipes(load, device), named_models(job)
+        pipes.commits = models.commits
+        plan = make_plan(job, pipes.of, models)
         if spoilt is not None:
             mend_plan(folder, plan, spoilt)
             progress.note(f"{spoilt.path}, line {spoilt.line} is damaged; rebuilding the plan")

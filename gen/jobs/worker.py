@@ -27,6 +27,7 @@ from gen.gallery import write as gallery
 from gen.jobs.determinism import deterministic
 from gen.jobs.given import given_prompt
 from gen.jobs.microbatch import Microbatches
+from gen.jobs.pins import pinned_options
 from gen.jobs.progress.report import Silent
 from gen.jobs.types import Lost, Report, Stopped, Work
 from gen.jobs.writer import Writer
@@ -77,6 +78,7 @@ class Pipes:
 
     def __init__(self, load: Callable[..., Any] | None = None, device: str | None = None):
         self.load, self.device, self._made = load, device, {}
+        self.commits: dict[str, str] = {}  # of the plan, once there is one
 
     def of(self, entry: Entry) -> Any:
         """Return the pipeline of an entry."""
@@ -96,7 +98,7 @@ class Pipes:
                 device=device,
                 dtype=entry.dtype,
                 compile=entry.compile,
-                **entry.model_options,
+                **pinned_options(entry, self.commits),
             )
         return self._made[key]
 
@@ -142,6 +144,7 @@ class Worker:
             progress,
             stop,
         )
+        pipes.commits = self.plan.get("commits", {})
         # a worker starts no engine, so the options of one run nothing here
         self.job = job or load_config(folder / CONFIG, trust_job=True)
         if fingerprint(self.job) != self.plan["fingerprint"]:

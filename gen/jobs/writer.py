@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
@@ -20,6 +20,7 @@ from gen.core.errors import GenError, cut, describe
 from gen.core.files import Puts, sha256, writing
 from gen.core.logprobs import as_dicts
 from gen.gallery import write as gallery
+from gen.jobs.pins import pinned_options
 from gen.jobs.searched import ENDING, load_shown, save_search
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
@@ -45,6 +46,7 @@ class Writer:
 
     def __init__(self, worker: WorkerState, shard: int, journal: Journal):
         self.worker, self.shard, self.journal = worker, shard, journal
+        self.commits = worker.plan.get("commits", {})
         self.target = shard_folder(worker.folder, shard) if worker.tars else worker.folder
         self._pool, self._syncs = ThreadPoolExecutor(1, "writer"), ThreadPoolExecutor(SYNCS, "sync")
         self._waiting: deque[Future] = deque()
@@ -146,7 +148,7 @@ class Writer:
             work.item["stem"],
             len(puts),
         )
-        row, job = self._row(work, out, i, "ok", None), recipe(work)
+        row, job = self._row(work, out, i, "ok", None), recipe(work, self.commits)
         also, info = row.get("also", ()), info_of(row, job)
         tokens = row.get("tokens_file")
         try:
@@ -257,15 +259,19 @@ def extension_of(work: Work, modality: Any) -> str:
     return work.entry.format or modality.extension
 
 
-def recipe(work: Work) -> dict[str, Any]:
-    """Build the job that makes this one item again."""
+def recipe(work: Work, commits: Mapping[str, str]) -> dict[str, Any]:
+    """Build the job that makes this one item again, from the same commits of models of the hub."""
     entry, item = work.entry, work.item
     start = {
         k: str(v) if isinstance(v, Path) else v
         for k, v in vars(entry.start).items()
         if v is not None
     }
-    said = {"model": entry.model, "model_options": entry.model_options} if entry.model else {}
+    said = (
+        {"model": entry.model, "model_options": pinned_options(entry, commits)}
+        if entry.model
+        else {}
+    )
     return {
         "modality": entry.modality,
         **said,

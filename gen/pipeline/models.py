@@ -24,6 +24,7 @@ from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
     AUTO,
@@ -41,8 +42,10 @@ from gen.models.load.locate import (
 )
 from gen.models.zoo import load_lm
 
+PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
 LOAD_KEYWORDS = (
-    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile"
+    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
+    *HUB_KEYWORDS, *PLACEMENT,
 )  # fmt: skip
 
 
@@ -52,7 +55,8 @@ class ModalityModels:
     Attributes:
         modality: the modality, or the published checkpoint's view of it.
         model: name of the model as the user wrote it; None for the modality's own models.
-        model_options: options of the model that were given, as plain data.
+        model_options: options of the model that were given, as plain data, without the token.
+            Of a model of the hub, ``revision`` is the commit that was loaded.
         compile: whether forward passes go through ``torch.compile``.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
@@ -81,14 +85,18 @@ class ModalityModels:
         )
         self.model = None if model is None else str(model)
         picked = pick_device(device)
+        hub = HubOptions(**{k: options.pop(k) for k in HUB_KEYWORDS if k in options})
+        placement = {k: options.pop(k, None) for k in PLACEMENT}
         self._load_options = LoadOptions(
-            picked, self._dtype_of(dtype, picked), device_map, trust_remote_code
+            picked, torch.float32, device_map, trust_remote_code, hub, **placement
         )
+        self._files: dict[str, CheckpointFiles] = {}
+        self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
         self.compile = compile
         self.negative_condition: Any = None
         self._options = options
-        loading = (("device_map", device_map), ("trust_remote_code", trust_remote_code))
-        explicit = {**{k: v for k, v in loading if v}, **options}
+        loading = {"device_map": device_map, "trust_remote_code": trust_remote_code, **placement}
+        explicit = {**{k: v for k, v in loading.items() if v}, **hub.said, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
         # what samplers learned of each model and want to know in the next call
         self._learned: dict[str, dict[Any, Any]] = {}
@@ -104,8 +112,28 @@ class ModalityModels:
             return pick_dtype(dtype)
         if self.model is None:
             return torch.float32
-        files = CheckpointFiles.find(self.model)
+        files = self.files(self.model)
         return torch.float32 if files.embedded else stored_dtype(files.config, device)
+
+    def files(self, name: str) -> CheckpointFiles:
+        """Return the files of a model, found once: a branch that moves later changes nothing."""
+        if name not in self._files:
+            hub = self._load_options.hub.of(name, name == self.model)
+            self._files[name] = CheckpointFiles.find(name, hub)
+        return self._files[name]
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """Commit hashes of the models of the hub that were found by now, by hub id."""
+        return {n: f.commit for n, f in self._files.items() if f.commit is not None}
+
+    def _local(self, name: str) -> str:
+        """Return the name of a model, or the folder of one that lies in a repository or in a
+        subfolder."""
+        hub = self._load_options.hub
+        if name == self.model and (name in self.commits or hub.subfolder):
+            return str(self.files(name).path)
+        return str(self.files(name).path) if name in self.commits else name
 
     def _forget(self) -> None:
         """Drop all models and frontends that were loaded."""
@@ -121,18 +149,30 @@ class ModalityModels:
             GenError: the model is unknown, belongs to another modality or takes no options.
         """
         checkpoint = None if self.model is None else self._published(self.model)
+        if self.model in self.commits:
+            self.model_options["revision"] = self._pinned().revision
+        others = [k for k in self.model_options if k not in self._allowed()]
         if checkpoint is not None:
             self.modality = checkpoint.modality
-        elif self.model_options:
-            key = next(iter(self.model_options))
+        elif others:
             raise GenError(
-                f"model {self.model or 'of the zoo'} got the options"
-                f" {', '.join(self.model_options)}; expected none: they are for published"
-                f" checkpoints.{hint(key, LOAD_KEYWORDS)}"
+                f"model {self.model or 'of the zoo'} got the options {', '.join(others)}; expected"
+                f" none: they are for published checkpoints.{hint(others[0], LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
-            read_config(self.model)  # an unknown name fails here, not after the first batch
+            read_config(
+                self._local(self.model)
+            )  # an unknown name fails here, not after the first batch
             self._require_modality(self.model)
+
+    def _allowed(self) -> set[str]:
+        """Return the options that a model of gen's own architectures may get: those of its
+        repository, and without a model those of a draft model's repository."""
+        refused = {"variant"}
+        if self.model is None:
+            refused |= {"subfolder"}
+            refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
+        return set(HUB_KEYWORDS) - refused
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -176,7 +216,13 @@ class ModalityModels:
         state = vars(self).copy()
         for key in ("modality", "_checkpoints", "_frontends", "_loaded"):
             del state[key]
+        state["_load_options"] = replace(self._load_options, hub=self._pinned())
+        state["_files"] = {}
         return state
+
+    def _pinned(self) -> HubOptions:
+        """Return the hub options with the commits of all models that were found by now."""
+        return self._load_options.hub.pinned(self.commits, self.model)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -268,14 +314,15 @@ class ModalityModels:
             return self._checkpoints[name]
         with LOADING:
             if name not in self._checkpoints:
-                files, options = CheckpointFiles.find(name), self._options
+                files, options, how = self.files(name), self._options, self._load_options
                 if not files.embedded and name != self.model:
-                    known = options_of(family_of(files, self.modality.name))
-                    options = {k: v for k, v in options.items() if k in known}
+                    family = family_of(files, self.modality.name)
+                    options = {k: v for k, v in options.items() if k in options_of(family)}
+                    how = how.beside(name)
                 self._checkpoints[name] = (
                     None
                     if files.embedded
-                    else load_checkpoint(files, self.modality.name, self._load_options, options)
+                    else load_checkpoint(files, self.modality.name, how, options)
                 )
             return self._checkpoints[name]
 
@@ -284,7 +331,7 @@ class ModalityModels:
         checkpoint = self._published(name)
         if checkpoint is not None:
             return checkpoint.protocols, checkpoint.kind
-        return protocols_of(name), model_kind(name)
+        return protocols_of(self._local(name)), model_kind(self._local(name))
 
     def frontend(self, kind: str = "codes", name: str | None = None) -> TokenFrontend:
         """Return a frontend, loaded once.
@@ -395,9 +442,10 @@ class ModalityModels:
         checkpoint = self._published(name)
         if checkpoint is not None:
             return checkpoint, checkpoint.binding, checkpoint.frontend
-        model = load_lm(name, self.device, self.dtype)
+        where = self._local(name)
+        model = load_lm(where, self.device, self.dtype)
         # a foreign config class: the key is there where the recipe wrote it
-        frontend = self.frontend(model_kind(name), config_field(model.config, "frontend"))
+        frontend = self.frontend(model_kind(where), config_field(model.config, "frontend"))
         return model, self.modality.bind(model.config, frontend, name), frontend
 
     def binding(self, name: str) -> tuple[Binding, TokenFrontend]:
@@ -407,10 +455,11 @@ class ModalityModels:
         """
         if name in self._loaded or self._published(name) is not None:
             return self.bound(name)[1:]
+        where = self._local(name)
         with readable("model", name):
             # the registry has imported the embedded architectures
-            config = transformers().AutoConfig.from_pretrained(locate(name))
-        frontend = self.frontend(model_kind(name), config_field(config, "frontend"))
+            config = transformers().AutoConfig.from_pretrained(locate(where))
+        frontend = self.frontend(model_kind(where), config_field(config, "frontend"))
         return self.modality.bind(config, frontend, name), frontend
 
 

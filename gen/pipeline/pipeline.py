@@ -480,7 +480,11 @@ def load(
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``.
-        options: options of the model's family (``gen ls families``).
+        options: options of the model's family (``gen ls families``), and these keywords of
+            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
+            ``variant`` and ``local_files_only`` (``gen.models.load.hub.HubOptions``),
+            ``max_memory``, ``offload_folder`` and ``attn_implementation``
+            (``gen.contracts.checkpoint.LoadOptions``).
 
     Raises:
         GenError: an unknown name, device, dtype or option.

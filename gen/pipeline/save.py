@@ -20,12 +20,12 @@ from typing import Any
 
 import huggingface_hub
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles
+from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
-from gen.models.load.locate import ZOO, config_field, locate, model_kind, quiet
+from gen.models.load.locate import ZOO, config_field, model_kind, quiet
 from gen.models.load.reads import ENDINGS, TEXTS
 from gen.pipeline.card import card_of
 from gen.pipeline.models import ModalityModels
@@ -94,7 +94,7 @@ def save_pipeline(
             dtype = str(pipe.dtype).removeprefix("torch.")
             record = {"modality": modality, "dtype": dtype, **record}
             (work / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            card = card_of(pipe, name, model, CheckpointFiles.find(name).folder)
+            card = card_of(pipe, name, model, pipe.files(name).folder)
             (work / "README.md").write_text(card, encoding="utf-8")
             work.chmod(0o755)
             os.replace(work, target)
@@ -107,7 +107,7 @@ def _save_own(
     pipe: ModalityModels, model: Any, name: str, work: Path, max_shard_size: int | str
 ) -> dict[str, Any]:
     """Write a model of gen's own architectures from memory, and copy what lies beside it."""
-    source = Path(locate(name))
+    source = pipe.files(name).path
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
     with quiet():
         model.save_pretrained(work / source.name, max_shard_size=max_shard_size)
@@ -136,11 +136,14 @@ def _save_published(
             f"the weights of model {name} were changed after loading, and a published layout is"
             " saved from its files; expected the weights as they were loaded"
         )
-    files = CheckpointFiles.find(name)
+    files = pipe.files(name)
     read = set(model.reads.files)
     if files.path.is_dir():
         read |= {p for p in _files_under(files.path) if p.suffix in TEXTS}
     options, paths = dict(model.settled), []
+    for key in ("variant", "attn_implementation"):  # of the files, and of their arithmetic
+        if key in pipe.model_options:
+            options[key] = pipe.model_options[key]
     for key, value in pipe.family_options().items():
         options[key] = str(value) if isinstance(value, Path) else value
         given = _path_of(files.folder, value, read)

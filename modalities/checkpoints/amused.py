@@ -13,7 +13,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import require_multiple, require_one_device
+from gen.modalities.checkpoints.options import require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.libraries import diffusers
@@ -45,6 +45,7 @@ class Amused(Checkpoint):
         aesthetic_score: score that the prompts ask for, about 1 to 10.
     """
 
+    takes = frozenset({"variant"})
     modalities = ("image",)
     protocols = ("masked",)
     sampling = {"guidance_scale": 10.0}
@@ -69,7 +70,6 @@ class Amused(Checkpoint):
         aesthetic_score: float = 6.0,
     ):
         configs = _configs(files)
-        require_one_device(files, load)
         if (
             isinstance(aesthetic_score, bool)
             or not isinstance(aesthetic_score, (int, float))
@@ -83,8 +83,7 @@ class Amused(Checkpoint):
         transformer = pretrained(
             diffusers().UVit2DModel,
             files.path / "transformer",
-            device=load.device,
-            dtype=load.dtype,
+            **load.pretrained_keywords,
             name=f"{files.name}/transformer",
         )
         c, mask = transformer.config, configs["scheduler"].get("mask_token_id")
@@ -119,8 +118,7 @@ class _Clip:
         self.model = pretrained(
             transformers.CLIPTextModelWithProjection,
             files.path / "text_encoder",
-            device=load.device,
-            dtype=load.dtype,
+            **load.pretrained_keywords,
             name=f"{files.name}/text_encoder",
         )
         c, self.length = self.model.config, self.tokenizer.model_max_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -35,6 +35,7 @@ class CausalText(LanguagePrompts):
             to do so where the tokenizer has a template.
     """
 
+    takes = FROM_PRETRAINED
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}
@@ -72,9 +73,7 @@ class CausalText(LanguagePrompts):
         self.model = pretrained(
             transformers.AutoModelForCausalLM,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.pretrained_keywords,
             name=files.name,
             trust_remote_code=load.trust_remote_code,
         )

@@ -39,7 +39,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import ChameleonForConditionalGeneration
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
 from gen.contracts.constraint import AutomatonConstraint, RowConstraint
 from gen.contracts.frontend import TokenFrontend
@@ -124,13 +124,14 @@ class Chameleon(Checkpoint):
         height: pixels of an image (chameleon 512, lumina 768). Lumina's checkpoints of 512 and 1024
             need it set.
         width: pixels of an image, as ``height``.
-        variant: chameleon, lumina or lumina2. The default is read from the config (see the module).
+        release: chameleon, lumina or lumina2. The default is read from the config (see the module).
         vq: file or folder of the image autoencoder, or a folder of ``diffusers.VQModel``. The
             default is Meta's ``vqgan.ckpt`` in the folder or in its ``tokenizer``, and for lumina2
             ``movqgan_270M.ckpt``.
     """
 
     accepts = frozenset({"text", "images"})
+    takes = FROM_PRETRAINED
     modalities = ("image", "text")
     protocols = ("causal",)
     tested = (
@@ -150,7 +151,7 @@ class Chameleon(Checkpoint):
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        return VARIANTS[_variant(files, options.get("variant"))].sampling
+        return VARIANTS[_variant(files, options.get("release"))].sampling
 
     def __init__(
         self,
@@ -160,15 +161,15 @@ class Chameleon(Checkpoint):
         *,
         height: int | None = None,
         width: int | None = None,
-        variant: str | None = None,
+        release: str | None = None,
         vq: str | Path | None = None,
     ):
         require_layout(files)
-        variant = _variant(files, variant)
+        variant = _variant(files, release)
         self.variant = VARIANTS[variant]
         self._files, self._tokenizer = files, _tokenizer(files)
         self._codes = Recent(KEPT_IDS)
-        weights = model_weights(files.folder)
+        weights = model_weights(files.folder, load.hub.variant)
         self.frontend = _frontend(files, vq, self.variant, weights, load)
         pixels = {
             name: self.variant.side if n is None else n
@@ -180,14 +181,13 @@ class Chameleon(Checkpoint):
         )
         self._before, self._after, self._template = self._specials(files, pixels)
         self._read_vocabulary(files, variant)
-        self.sampling = dict(self.sampling_of(files, {"variant": variant}))
+        self.sampling = dict(self.sampling_of(files, {"release": variant}))
         model = language_model(
             weights,
             files.config,
             files.name,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
+            attn_implementation=load.attn_implementation,
         )
         self.lm = ChameleonLM(model, self.vocabulary)
         unconditional = self._after[1:] if self.variant.rows else self._before + self._after[1:]
@@ -362,7 +362,7 @@ class ChameleonText(TokenisedImages):
         Raises:
             GenError: the folder has no image decoder, or an answer has no room for an image.
         """
-        weights = model_weights(files.folder)
+        weights = model_weights(files.folder, load.hub.variant)
         images = _frontend(files, None, VARIANTS["chameleon"], weights, load)
         names, vocabulary = files.config.get("vocabulary_map") or {}, self.tokenizer.get_vocab()
         count, space = images.config.codebook_sizes[0], self.binding.space
@@ -408,12 +408,11 @@ class ChameleonText(TokenisedImages):
 
     def load(self, files: CheckpointFiles, load: LoadOptions) -> Any:
         return language_model(
-            model_weights(files.folder),
+            model_weights(files.folder, load.hub.variant),
             files.config,
             files.name,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
+            attn_implementation=load.attn_implementation,
             reads_images=True,
         )
 
@@ -437,7 +436,7 @@ def _variant(files: CheckpointFiles, said: str | None) -> str:
         GenError: the variant is unknown.
     """
     if said is not None and said not in VARIANTS:
-        raise unknown("variant", said, VARIANTS)
+        raise unknown("release", said, VARIANTS)
     return said or variant_of(files.config)
 
 

@@ -31,7 +31,7 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
@@ -40,7 +40,7 @@ from gen.core.registry import register
 from gen.core.tables import plural
 from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
-from gen.modalities.checkpoints.options import is_integer, require_one_device
+from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
@@ -225,6 +225,7 @@ class CSM(Checkpoint):
     """
 
     accepts = frozenset({"text", "messages", "audio"})
+    takes = FROM_PRETRAINED - {"device_map"}
     modalities = ("speech",)
     protocols = ("causal",)
     sampling = {"temperature": 0.9, "top_k": 50}
@@ -246,7 +247,6 @@ class CSM(Checkpoint):
         frames: int | None = None,
         speaker: int = 0,
     ):
-        require_one_device(files, load)
         if not is_integer(speaker):
             raise bad_value("speaker", speaker, "an integer of at least 0")
         self.speaker = speaker
@@ -254,8 +254,7 @@ class CSM(Checkpoint):
         self.model = pretrained(
             transformers.CsmForConditionalGeneration,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
+            **load.pretrained_keywords,
             name=files.name,
         )
         c, codec = self.model.config, self.model.codec_model.config

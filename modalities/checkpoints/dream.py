@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules, newline_tokens
@@ -47,6 +47,7 @@ class Dream(MaskedText):
     """Dream: masked text with full attention and logits shifted by one position."""
 
     sampling = {"temperature": 0.2, "top_p": 0.95}  # sampling of the published scripts
+    takes = FROM_PRETRAINED
     tested = (
         "tiny random weights under the published keys, against a forward pass written out; no"
         " published weights"
@@ -85,12 +86,11 @@ class Dream(MaskedText):
             **{key: fields[key] for key in (*NEEDED, *USUAL)},
             tie_word_embeddings=False,
             shifted=True,
+            attn_implementation=load.attn_implementation,
         )
         return fill(
             without_storage(lambda: transformers.Qwen2ForCausalLM(config)),
-            Weights(files.path),
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            Weights(files.path, variant=load.hub.variant),
+            **load.fill_keywords,
             name=files.name,
         )

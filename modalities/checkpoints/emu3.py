@@ -29,7 +29,7 @@ import numpy as np
 import transformers
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.layout_orders import PlanEntry
 from gen.contracts.layouts import Layout, make_layout, space
 from gen.contracts.modality import Binding
@@ -158,6 +158,7 @@ class Emu3(Checkpoint):
         meta: spelling of the size, with {frames}, {height} and {width} in codes, and {fps}.
     """
 
+    takes = FROM_PRETRAINED
     modalities = ("image", "video", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}
@@ -220,9 +221,7 @@ class Emu3(Checkpoint):
         self.model = pretrained(
             transformers.Emu3ForConditionalGeneration,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.pretrained_keywords,
             name=files.name,
         )
         self.frontend = (VideoVQ if video else Emu3VQ)(self.model.model.vqmodel)

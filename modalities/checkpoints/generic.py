@@ -26,7 +26,7 @@ from typing import Any
 import transformers
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value, unknown
@@ -89,6 +89,7 @@ class Described(Checkpoint):
     empty where the model has no classes.
     """
 
+    takes = FROM_PRETRAINED
     modalities = tuple(MODALITIES)
     protocols = PROTOCOLS
     tested = "tiny random BERT and Llama folders against their own classes"
@@ -138,9 +139,7 @@ class Described(Checkpoint):
         model = pretrained(
             transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.pretrained_keywords,
             name=files.name,
             trust_remote_code=load.trust_remote_code,
         )

@@ -18,7 +18,7 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
 from gen.contracts.condition import CONDITION, Condition, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, cut
@@ -71,6 +71,7 @@ class ImageText(LanguagePrompts):
     """
 
     accepts = frozenset({"text", "messages", "images", "tokens"})
+    takes = FROM_PRETRAINED
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}
@@ -103,9 +104,7 @@ class ImageText(LanguagePrompts):
         return pretrained(
             self.network,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.pretrained_keywords,
             name=files.name,
         )
 

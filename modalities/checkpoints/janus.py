@@ -14,7 +14,7 @@ from typing import Any
 
 import transformers
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -41,6 +41,7 @@ class Janus(Checkpoint):
             the bare words.
     """
 
+    takes = FROM_PRETRAINED
     modalities = ("image", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 5.0}
@@ -86,9 +87,7 @@ class Janus(Checkpoint):
         self.model = pretrained(
             transformers.JanusForConditionalGeneration,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.pretrained_keywords,
             name=files.name,
         )
         self._adapter = JanusLM(self.model)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import transformers
 from torch import nn
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
 from gen.models.load.weights import Weights, fill, without_storage
@@ -50,6 +50,7 @@ RENAMES = (
 class LLaDA(MaskedText):
     """LLaDA and LLaDA-1.5: masked text with full attention."""
 
+    takes = FROM_PRETRAINED
     tested = (
         "tiny random weights under the published keys, against a forward pass written out; no"
         " published weights"
@@ -76,14 +77,13 @@ class LLaDA(MaskedText):
             rms_norm_eps=fields.get("rms_norm_eps", 1e-5),
             rope_theta=fields.get("rope_theta", 1e4),
             tie_word_embeddings=tied,
+            attn_implementation=load.attn_implementation,
         )
         return fill(
             without_storage(lambda: transformers.LlamaForCausalLM(config)),
-            Weights(files.path),
+            Weights(files.path, variant=load.hub.variant),
             rename=RENAMES,
             optional=("^lm_head",) if tied else (),
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
             name=files.name,
         )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FILLED, CheckpointFiles, LoadOptions
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
@@ -77,6 +77,7 @@ class LLaDA2Text(MaskedText):
         token_counts: as in ``MaskedText``.
     """
 
+    takes = FILLED
     protocols = ("masked", "blocks")
     tested = (
         "tiny random weights under the published keys, against a forward pass written out and"
@@ -138,14 +139,12 @@ class LLaDA2Text(MaskedText):
             **{key: fields[key] for key in (*NEEDED, *USUAL)}, block_length=self.block_length
         )
         unbiased = not fields.get("moe_router_enable_expert_bias", True)
-        weights = Weights(files.path)
+        weights = Weights(files.path, variant=load.hub.variant)
         model = fill(
             without_storage(lambda: LLaDA2(config)),
             weights,
             optional=(r"expert_bias$",) if unbiased else (),
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
             name=files.name,
         )
         # rounding the bias to half precision would change the routing

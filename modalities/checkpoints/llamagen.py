@@ -65,6 +65,7 @@ class LlamaGenImages(Checkpoint):
         width: pixels of an image, as ``height``.
     """
 
+    takes = frozenset({"device_map"})
     modalities = ("image",)
     protocols = ("causal",)
     tested = "tiny random weights in the published layouts against a plain forward"
@@ -128,9 +129,7 @@ class LlamaGenImages(Checkpoint):
             model,
             weights,
             drop=DROP,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
             name=files.name,
         )
         self.encoder = encoder

@@ -13,7 +13,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import class_number, require_one_device
+from gen.modalities.checkpoints.options import class_number
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.language_models import MaskedLatentLM
 from gen.models.load.libraries import diffusers
@@ -99,7 +99,6 @@ class MARImages(Checkpoint):
         guidance_schedule: str = "linear",
         ema: bool = True,
     ):
-        require_one_device(files, load)
         weights = _weights(files, ema)
         config = MARConfig.of(
             weights.shapes,

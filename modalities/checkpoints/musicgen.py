@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding, Modality
@@ -36,7 +36,6 @@ from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
-from gen.modalities.checkpoints.options import require_one_device
 from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
@@ -187,6 +186,7 @@ class MusicGen(Checkpoint):
     architecture: ClassVar[str] = "MusicgenForConditionalGeneration"
     accepts = frozenset({"text", "audio"})
     most = {"audio": 1}
+    takes = FROM_PRETRAINED - {"device_map"}
     modalities = ("speech",)
     protocols = ("causal",)
     sampling = {"guidance_scale": GUIDANCE, "top_k": TOP_K}
@@ -214,7 +214,6 @@ class MusicGen(Checkpoint):
         seconds: float | None = None,
         frames: int | None = None,
     ):
-        require_one_device(files, load)
         decoder_config = files.config.get("decoder", {})
         if decoder_config.get("audio_channels", 1) != 1:
             raise GenError(
@@ -225,8 +224,7 @@ class MusicGen(Checkpoint):
         self.model = pretrained(
             _class(getattr(transformers, self.architecture)),
             files.path,
-            device=load.device,
-            dtype=load.dtype,
+            **load.pretrained_keywords,
             name=files.name,
         )
         self._require_decoder(files.name)

@@ -26,7 +26,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
 from gen.contracts.modality import Binding
 from gen.core.condition_parts import FEATURES
@@ -144,6 +144,7 @@ class OpenVLA(Checkpoint):
 
     accepts = frozenset({"text", "images", "observation"})
     most = {"images": 1}
+    takes = FROM_PRETRAINED
     modalities = ("action",)
     protocols = ("causal",)
     sampling = {"temperature": 0.0}
@@ -178,7 +179,8 @@ class OpenVLA(Checkpoint):
             raise bad_value("template", template, "a text that holds {instruction}")
         statistics = statistics_of(files, unnorm_key)
         config = transformers.LlamaConfig(
-            **{k: v for k, v in text_config.items() if k != "model_type"}
+            **{k: v for k, v in text_config.items() if k != "model_type"},
+            attn_implementation=load.attn_implementation,
         )
         size = config.vocab_size - int(files.config.get("pad_to_multiple_of", 64))
         bins = int(files.config.get("n_action_bins", 256))
@@ -196,15 +198,13 @@ class OpenVLA(Checkpoint):
                 f"the tokenizer of {files.name} has no piece {EMPTY!r}; expected Llama's, whose"
                 " prompts end with it"
             )
-        weights = Weights(files.path)
+        weights = Weights(files.path, variant=load.hub.variant)
         self.model = fill(
             without_storage(lambda: transformers.LlamaForCausalLM(config)),
             weights,
             rename=RENAMES,
             drop=ELSEWHERE,
-            device=load.device,
-            dtype=load.dtype,
-            device_map=load.device_map,
+            **load.fill_keywords,
             name=files.name,
         )
         self.projector = projector_of(weights, config.hidden_size, load, files.name)

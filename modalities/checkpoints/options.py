@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError, bad_value
 
 ANSWER = 128  # positions of an answer by default
@@ -56,19 +56,6 @@ def require_multiple(name: str, value: Any, step: int, unit: str = "") -> None:
     """
     if not is_integer(value, 1) or value % step:
         raise bad_value(name, value, f"{unit}a multiple of {step}")
-
-
-def require_one_device(files: CheckpointFiles, load: LoadOptions) -> None:
-    """Check that no ``device_map`` came, for families that run on one device.
-
-    Raises:
-        GenError: there is one.
-    """
-    if load.device_map is not None:
-        raise GenError(
-            f"model {files.name} got a device_map; expected none, models of this family run"
-            " on one device"
-        )
 
 
 def class_number(prompt: str, classes: int) -> int:

@@ -12,7 +12,7 @@ from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.modalities.checkpoints.options import class_number, require_one_device
+from gen.modalities.checkpoints.options import class_number
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.load.weights import PICKLES, LazyWeights, Weights
 from gen.models.nets.var_vae import load_var_vae
@@ -67,7 +67,6 @@ class NextScaleImages(Checkpoint):
         Raises:
             GenError: weights that do not fit, or an autoencoder that is missing or another one.
         """
-        require_one_device(files, load)
         model = load_var(
             weights,
             files.name,

@@ -19,14 +19,14 @@ import transformers
 from torch import Tensor
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
-from gen.modalities.checkpoints.options import is_integer, require_one_device
+from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.conditioning import Conditions
@@ -69,6 +69,7 @@ class Whisper(Checkpoint):
 
     accepts = frozenset({"audio", "text"})
     most = {"audio": 1}
+    takes = FROM_PRETRAINED - {"device_map"}
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 0.0}
@@ -91,14 +92,12 @@ class Whisper(Checkpoint):
         task: str = TASKS[0],
         max_new_tokens: int | None = None,
     ):
-        require_one_device(files, load)
         self.tokenizer = tokenizer_of(files.path, name=files.name)
         self.extractor = extractor_of(files)
         self.model = pretrained(
             transformers.WhisperForConditionalGeneration,
             files.path,
-            device=load.device,
-            dtype=load.dtype,
+            **load.pretrained_keywords,
             name=files.name,
         )
         self.size: int = self.model.config.vocab_size

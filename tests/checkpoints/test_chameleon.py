@@ -281,7 +281,7 @@ def test_the_second_lumina_has_other_ids_and_another_autoencoder(tmp_path):
     (folder / "tokenizer_config.json").write_text(
         json.dumps(said | {"bos_token": None, "eos_token": "</s>"})
     )
-    pipe = gen.load("image", model=folder, variant="lumina2", height=32, width=64, dtype="float64")
+    pipe = gen.load("image", model=folder, release="lumina2", height=32, width=64, dtype="float64")
     checkpoint, binding, frontend = pipe.bound(pipe.model)
     out = pipe(PROMPTS[:2], sampler="speculative_jacobi")
     assert (
@@ -377,10 +377,10 @@ def refused(folder, message: str, **options) -> None:
 
 def test_what_is_missing_or_does_not_fit_is_one_clear_error(vq, folders, tmp_path):
     folder = shutil.copytree(folders["chameleon"], tmp_path / "broken")
-    refused(folder, "variant 'luminas'.* Did you mean 'lumina'", variant="luminas")
+    refused(folder, "release 'luminas'.* Did you mean 'lumina'", release="luminas")
     refused(folder, "height is 60; expected a multiple of 16", height=60)
-    refused(folder, "height is 48; expected a multiple of 32", height=48, variant="lumina")
-    refused(folder, "has no <reserved08864>", height=2048, variant="lumina")
+    refused(folder, "height is 48; expected a multiple of 32", height=48, release="lumina")
+    refused(folder, "has no <reserved08864>", height=2048, release="lumina")
     refused(folder, "vq is 'nowhere'.* expected the file", vq="nowhere")
     write_tokenizer(folder, {k: v for k, v in IDS.items() if k != "<racm3:break>"})
     refused(folder, "tokenizer of .* has no <racm3:break>")

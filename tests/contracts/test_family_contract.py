@@ -45,7 +45,7 @@ def pipe(case):
 
 
 def load(case: Case, **more):
-    return gen.load(case.modality, model=case.path, dtype="float64", **{**case.options, **more})
+    return gen.load(case.modality, model=case.path, **{"dtype": "float64", **case.options, **more})
 
 
 def refusal(case: Case, **more) -> str:
@@ -61,6 +61,21 @@ def refusal(case: Case, **more) -> str:
 def test_every_family_has_a_writer(registered):
     assert registered in {name.partition(":")[0] for name in WRITERS}, (
         f"tests/families.py has no writer for {registered}"
+    )
+
+
+@pytest.mark.slow
+def test_a_keyword_of_from_pretrained_is_honoured_or_refused_by_name(family, case):
+    given = {"attn_implementation": "eager", "device_map": {"": "cpu"}}
+    for key, value in given.items():
+        if key in family.serving(case.modality).takes:
+            # the softmax of eager attention is one of float32
+            assert load(case, **{key: value, "dtype": "float32"}).model_options[key] == value
+        else:
+            said = refusal(case, **{key: value})
+            assert f"got the {key}" in said and "Families that take it: " in said
+    assert "no weights of the variant 'fp16'" in refusal(case, variant="fp16") or (
+        "expected no variant" in refusal(case, variant="fp16")
     )
 
 

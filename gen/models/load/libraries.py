@@ -32,3 +32,10 @@ def accelerate() -> Any:
     import accelerate as library  # heavy, see the module
 
     return library
+
+
+def huggingface_hub() -> Any:
+    """Import the package ``huggingface_hub``."""
+    import huggingface_hub as library  # heavy, see the module
+
+    return library

@@ -34,15 +34,15 @@ def pretrained(
         dtype: Dtype of floating-point weights.
         device_map: Placement by accelerate.
         name: Name of the model in messages, by default ``path``.
-        **more: Further arguments, such as ``subfolder`` or ``trust_remote_code``.
+        **more: Further arguments, such as ``variant``, ``max_memory`` or ``trust_remote_code``.
 
     Raises:
         GenError: Weights are missing, cannot be read, or do not fit the class exactly.
     """
     folder = Path(path) / more.get("subfolder", "")
     is_local = folder.is_dir()
-    if is_local and not _has_weight_files(folder):
-        weight_files(folder)  # raises the error that lists the expected files
+    if is_local and (more.get("variant") or not _has_weight_files(folder)):
+        weight_files(folder, more.get("variant"))  # raises the error that lists expected files
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map

@@ -15,6 +15,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,20 @@ WRAPPERS = ("model", "module", "state_dict")
 SHOWN = 8  # keys of each kind that a message lists
 
 
-def weight_files(folder: str | Path) -> list[Path]:
+def is_variant(file: Path, variant: str | None = None) -> bool:
+    """Return True for a file of weights of a variant, such as ``model.fp16.safetensors`` or
+    ``model-00001-of-00002.fp16.safetensors`` of ``fp16``."""
+    behind = file.stem.partition(".")[2]
+    return behind == variant or behind.startswith(f"{variant}-0")
+
+
+def weight_files(folder: str | Path, variant: str | None = None) -> list[Path]:
     """Return the files with a folder's weights: those of its index if it is sharded, safetensors
     before pickles. The path of a file is returned as it is.
+
+    Args:
+        folder: the folder, or a file.
+        variant: name of the files to read, as in ``from_pretrained``; None for those without one.
 
     Raises ``GenError`` for no file, for a missing file of an index, and for an ambiguous choice.
     """
@@ -45,15 +57,21 @@ def weight_files(folder: str | Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     for endings in ((".safetensors",), PICKLES):
+        ending = f".index.{variant}.json" if variant else ".index.json"
         index = [
             p
-            for p in sorted(folder.glob("*.index.json"))
-            if p.name.removesuffix(".index.json").endswith(endings)
+            for p in sorted(folder.glob(f"*{ending}"))
+            if p.name.removesuffix(ending).endswith(endings)
         ]
         if index:
             return _files_of_index(index[0])
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
         files = [p for p in entries if p.suffix in endings]
+        if variant:
+            files = [p for p in files if is_variant(p, variant)]
+        elif len(files) > 1:  # those that are a variant of another one were not asked for
+            stems = {p.stem for p in files}
+            files = [p for p in files if p.stem.rpartition(".")[0] not in stems]
         if len(files) > 1:
             raise GenError(
                 f"{folder} holds {', '.join(p.name for p in files)}; expected one file of weights,"
@@ -61,9 +79,10 @@ def weight_files(folder: str | Path) -> list[Path]:
             )
         if files:
             return files
+    dot = f".{variant}" if variant else ""
     raise GenError(
-        f"{folder} has no weights; expected a file *.safetensors, or"
-        f" {', '.join('*' + p for p in PICKLES)}"
+        f"{folder} has no weights{f' of the variant {variant!r}' if variant else ''}; expected a"
+        f" file *{dot}.safetensors, or {', '.join(f'*{dot}{p}' for p in PICKLES)}"
     )
 
 
@@ -93,17 +112,18 @@ class LazyWeights(Mapping[str, Tensor]):
 class Weights(LazyWeights):
     """Lazy mapping of the tensors in files."""
 
-    def __init__(self, path: str | Path, wrapper: str | None = None):
+    def __init__(self, path: str | Path, wrapper: str | None = None, variant: str | None = None):
         """Open a folder or file.
 
         ``wrapper``: the key of the weights in a pickle, by default the first of ``WRAPPERS`` in it.
+        ``variant``: as of ``weight_files``.
         Raises ``GenError`` for files that cannot be read, and for pickles with more than plain
         tensors.
         """
         self.path = Path(path)
         self._readers: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
         self.shapes = {}
-        for file in weight_files(path):
+        for file in weight_files(path, variant):
             note_file(file)
             with readable("file", file):
                 (self._add_safetensors if file.suffix == ".safetensors" else self._add_pickle)(
@@ -194,6 +214,8 @@ def fill(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     device_map: str | Mapping | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    offload_folder: str | Path | None = None,
     name: str | Path = "",
 ) -> nn.Module:
     """Put weights into a model built ``without_storage``.
@@ -207,6 +229,8 @@ def fill(
         device: Target device, without a ``device_map``.
         dtype: Dtype of floating-point tensors.
         device_map: Placement by accelerate, for models larger than a device.
+        max_memory: Most memory of each device, as in accelerate.
+        offload_folder: Folder of the weights that the device map leaves on disk.
         name: Name of the weights in messages.
 
     Raises:
@@ -216,9 +240,42 @@ def fill(
     expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     targets = {key: renamed(key, rename) for key in weights}
     targets = {key: target for key, target in targets.items() if not _any(drop, target)}
+    wrong = _misfits(expected, targets, shapes_of(weights), optional)
+    require_fit(name, type(model), wrong)
+    solved = None if device_map is None else _solved(model, dtype, device_map, max_memory)
+    on_disk = _put_all(
+        model,
+        {target: partial(_moved, weights, key, dtype=dtype) for key, target in targets.items()},
+        _device_by_key(device, solved, offload_folder),
+        str(offload_folder),
+    )
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    if solved is None:
+        model = model.to(device)
+    else:
+        folder = str(offload_folder) if on_disk else None
+        model = accelerate().dispatch_model(model, solved, offload_dir=folder)
+    note_network(model)
+    return model.eval().requires_grad_(False)
+
+
+def _misfits(
+    expected: Mapping[str, tuple[int, ...]],
+    targets: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    optional: Iterable[str],
+) -> dict[str, list[str]]:
+    """Collect what does not fit, by kind.
+
+    Args:
+        expected: shapes of the model by name in the state dict.
+        targets: name in the state dict by key of the weights.
+        shapes: shapes of the weights by key.
+        optional: patterns of tensors that the weights may lack.
+    """
     counts = Counter(targets.values())
-    shapes = shapes_of(weights)
-    wrong = {
+    return {
         "missing": [k for k in expected if k not in counts and not _any(optional, k)],
         "extra": [f"{k} ({t})" if k != t else k for k, t in targets.items() if t not in expected],
         "twice": sorted(target for target, count in counts.items() if count > 1),
@@ -228,18 +285,34 @@ def fill(
             if target in expected and shapes[k] != expected[target]
         ],
     }
-    require_fit(name, type(model), wrong)
-    device_of = _device_by_key(model, device, dtype, device_map)
-    for key, target in targets.items():
-        _put(model, target, _moved(weights, key, device_of(target), dtype))
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
-    if device_map is None:
-        model = model.to(device)
-    else:
-        model = accelerate().dispatch_model(model, _solved(model, dtype, device_map))
-    note_network(model)
-    return model.eval().requires_grad_(False)
+
+
+def _put_all(
+    model: nn.Module,
+    reads: Mapping[str, Callable[..., Tensor]],
+    device_of: Callable[[str], Any],
+    offload_folder: str,
+) -> bool:
+    """Read every tensor of a model, and return whether some of them went to the disk.
+
+    Args:
+        model: the model.
+        reads: functions of a device that read the tensors, by name in the state dict.
+        device_of: function from the name to the device, or ``disk``.
+        offload_folder: folder of the tensors on disk.
+    """
+    parameters = dict(model.named_parameters())
+    index: dict[str, Any] = {}  # accelerate's, of the files in the folder
+    for target, read in reads.items():
+        device = device_of(target)
+        value = read(device="cpu" if device == "disk" else device)
+        if device == "disk" and target in parameters:  # buffers stay in memory
+            accelerate().utils.offload_weight(value, target, offload_folder, index)
+        else:
+            _put(model, target, value)
+    if index:
+        accelerate().utils.offload.save_offload_index(index, offload_folder)
+    return bool(index)
 
 
 def _put(model: nn.Module, target: str, value: Tensor) -> None:
@@ -285,37 +358,47 @@ def renamed(key: str, renames: Renames) -> str:
 
 
 def _device_by_key(
-    model: nn.Module, device, dtype: torch.dtype, device_map
+    device: Any, solved: Mapping[str, Any] | None, offload_folder: str | Path | None
 ) -> Callable[[str], Any]:
-    """Return a function from a key to its device. Raises ``GenError`` for modules on disk."""
-    if device_map is None:
+    """Return a function from a key to its device. Raises ``GenError`` for modules on disk without
+    a folder for them."""
+    if solved is None:
         return lambda key: device
-    solved = _solved(model, dtype, device_map)
     if "disk" in solved.values():
-        raise GenError(
-            "the device map leaves modules on disk; expected devices with room for all of the model"
-        )
+        if offload_folder is None:
+            raise GenError(
+                "the device map leaves modules on disk; expected devices with room for all of the"
+                " model, or an offload_folder"
+            )
+        Path(offload_folder).mkdir(parents=True, exist_ok=True)
     longest = sorted(solved, key=len, reverse=True)
     return lambda key: next(
         (solved[m] for m in longest if not m or key == m or key.startswith(m + ".")), device
     )
 
 
-def _solved(model: nn.Module, dtype: torch.dtype, device_map: str | Mapping) -> Mapping:
+def _solved(
+    model: nn.Module,
+    dtype: torch.dtype,
+    device_map: str | Mapping,
+    max_memory: Mapping[int | str, int | str] | None = None,
+) -> Mapping:
     if isinstance(device_map, Mapping):
         return device_map
     from gen.models.load.transformers_compat import unsplittable_modules  # imports transformers
 
     whole = unsplittable_modules(model)
-    memory = (
-        None
-        if device_map == "sequential"
-        else accelerate().utils.get_balanced_memory(
-            model, dtype=dtype, no_split_module_classes=whole
+    most = None if max_memory is None else dict(max_memory)
+    if device_map != "sequential":
+        most = accelerate().utils.get_balanced_memory(
+            model,
+            max_memory=most,
+            dtype=dtype,
+            no_split_module_classes=whole,
+            low_zero=device_map == "balanced_low_0",
         )
-    )
     return accelerate().infer_auto_device_map(
-        model, max_memory=memory, dtype=dtype, no_split_module_classes=whole
+        model, max_memory=most, dtype=dtype, no_split_module_classes=whole
     )
 
 

@@ -93,9 +93,11 @@ class PerHead(LazyWeights):
         return len(self._weights)
 
 
-def model_weights(folder: Path) -> Weights:
+def model_weights(folder: Path, variant: str | None = None) -> Weights:
     """Open the language model's weights of a folder, which may also hold those of the image
-    autoencoder. Raises ``GenError`` if there are none."""
+    autoencoder. ``variant``: as in ``from_pretrained``. Raises ``GenError`` if there are none."""
+    if variant is not None:
+        return Weights(folder, variant=variant)
     unsharded = [
         folder / f"{stem}{ending}"
         for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin"))
@@ -108,10 +110,9 @@ def language_model(
     config: Mapping[str, Any],
     name: str,
     *,
-    device: torch.device,
-    dtype: torch.dtype,
-    device_map: Any = None,
     reads_images: bool = False,
+    attn_implementation: str | None = None,
+    **placement: Any,
 ) -> nn.Module:
     """Build transformers' ``ChameleonForConditionalGeneration``.
 
@@ -119,10 +120,9 @@ def language_model(
         weights: tensors of the checkpoint.
         config: contents of its config.json.
         name: the checkpoint, for messages.
-        device: device of the weights.
-        dtype: floating-point type of the weights.
-        device_map: placement by accelerate.
         reads_images: with the image encoder.
+        attn_implementation: implementation of attention; None is the choice of transformers.
+        **placement: device, dtype and so on, as of ``fill``.
 
     Raises:
         GenError: the weights do not fit.
@@ -130,7 +130,12 @@ def language_model(
     vq_config = config.get("vq_config") if reads_images else None
     with readable("model", name):
         made = ChameleonConfig.from_dict(
-            {**config, "vq_config": vq_config, "vocabulary_map": config.get("vocabulary_map") or {}}
+            {
+                **config,
+                "vq_config": vq_config,
+                "vocabulary_map": config.get("vocabulary_map") or {},
+            },
+            attn_implementation=attn_implementation,
         )
 
     def make() -> nn.Module:
@@ -144,8 +149,6 @@ def language_model(
         without_storage(make),
         PerHead(weights, heads),
         drop=(TABLES, DECODER) if reads_images else (TABLES, rf"^{re.escape(IMAGES)}"),
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
+        **placement,
         name=name,
     )

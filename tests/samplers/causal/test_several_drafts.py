@@ -16,7 +16,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.jobs.plan import weights_of
+from gen.jobs.pins import named_models
 from gen.samplers.engine.tree import Tree
 
 speculative = registry.get("sampler", "speculative")
@@ -219,7 +219,7 @@ def test_names_come_as_a_list_or_joined_by_commas():
 def test_a_job_digests_the_weights_of_every_draft_model(names):
     sampler = {"name": "specinfer", "draft_model": names}
     job = make_job({"modality": "text", "sampler": sampler, "prompts": TEXTS}, where="test")
-    assert set(weights_of(job)) == {"text-draft", "text-causal"}
+    assert set(named_models(job).weights) == {"text-draft", "text-causal"}
 
 
 def test_the_preset_drafts_with_the_models_of_its_list():
