@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from constraint_bench import SAMPLING_CASES
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target, space_of
@@ -12,6 +13,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.models.adapters.graphs import compiled_forward
 from gen.models.adapters.language_models import CausalLM
 from gen.samplers.causal.drafters.base import DraftSource
 
