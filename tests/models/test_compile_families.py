@@ -100,7 +100,7 @@ def janus(tmp_path):
 
 
 def llamagen():
-    sizes = Sizes(V, 16, 2, 2, 1, 24, 1, classes=5)
+    sizes = Sizes(V, 16, 1, 2, 1, 24, 1, classes=5)
     return LlamaGenLM(grown(LlamaGen(sizes, 4)))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gen.core.errors import GenError
 from gen.models.adapters.base import ModelAdapter
@@ -167,7 +168,7 @@ def _traced(adapter: Any, run: Callable[..., Tensor], *args: Any) -> Tensor:
     """
     try:
         return run(*args)
-    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.TorchRuntimeError) as error:
+    except (torch._dynamo.exc.TorchDynamoException, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:160]
         raise GenError(
             f"compile cannot trace {type(adapter.model).__name__} as one graph ({reason}); expected"

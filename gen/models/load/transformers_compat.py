@@ -12,6 +12,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation import GenerationConfig, GenerationMixin
@@ -50,8 +51,14 @@ def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
     return {_cache_name(type(module)): cache}
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def _cache_name(cls: type[nn.Module]) -> str:
+    """Return ``_named_cache``, which a graph takes as a constant."""
+    return _named_cache(cls)
+
+
+@functools.cache
+def _named_cache(cls: type[nn.Module]) -> str:
     """Return the name of the KV cache in the forward of a class. Code that came with a checkpoint
     may have another one than the library."""
     named = inspect.signature(cls.forward).parameters
