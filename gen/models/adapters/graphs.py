@@ -133,7 +133,10 @@ class Graphs:
         Returns:
             Logits [B, L, V].
         """
-        slots, width = cache.positions, positions.shape[1]
+        width = positions.shape[1]
+        # a view is a graph of its own, since a graph is told of what lies behind a view
+        inputs = {name: _whole(x) for name, x in inputs.items()}
+        positions, slots = _whole(positions), _whole(cache.positions)
         if self.pads:
             more = (1 << (width - 1).bit_length()) - width
             inputs = {name: _repeat_last(x, more, 1) for name, x in inputs.items()}
@@ -149,6 +152,11 @@ class Graphs:
     def over_canvas(self, adapter: Any, *args: Any) -> Tensor:
         """Run the network of an adapter over a whole canvas: arguments of ``canvas_network``."""
         return _traced(adapter, self._canvas, adapter, *args)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Copy a tensor, without gaps and no view of another."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _repeat_last(x: Tensor, times: int, axis: int) -> Tensor:
