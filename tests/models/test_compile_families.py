@@ -68,7 +68,9 @@ def grown(net):
 
 
 def qwen3():
-    return CausalLM(grown(Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8))))
+    return CausalLM(
+        grown(Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8)))
+    )
 
 
 def gpt_neox():

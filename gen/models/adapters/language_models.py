@@ -88,9 +88,7 @@ class LanguageModel(ModelAdapter):
         if self.graphs is not None and taps is None:
             out = self.run_network(inputs, positions, mask, cache)
             return out[:, -keep:] if keep else out
-        return self._lean.run(
-            tokens, positions, cache.tables, _attend_in(cache, mask), keep, taps
-        )
+        return self._lean.run(tokens, positions, cache.tables, _attend_in(cache, mask), keep, taps)
 
     def network(
         self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
