@@ -155,9 +155,19 @@ def test_a_family_decodes_the_same_tokens_in_at_most_four_graphs(name, tmp_path)
 
 @slow
 @needs_compiler
-@pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "chameleon", "janus", "llamagen"])
-def test_compiled_kernels_of_a_family_decode_the_same_tokens(name, tmp_path):
-    assert 1 <= compare(name, "inductor", tmp_path) <= MOST
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("qwen3", MOST),
+        ("gpt_neox", MOST),
+        # inductor takes the width of Chameleon's passes as a constant: widths 1 to 4, two batches
+        ("chameleon", 2 * MOST),
+        ("janus", MOST),
+        ("llamagen", MOST),
+    ],
+)
+def test_compiled_kernels_of_a_family_decode_the_same_tokens(name, most, tmp_path):
+    assert 1 <= compare(name, "inductor", tmp_path) <= most
 
 
 @slow

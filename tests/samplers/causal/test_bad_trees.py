@@ -95,7 +95,7 @@ def test_the_verifier_greedy_asks_for_temperature_0():
 @pytest.mark.slow
 def test_a_compiled_forward_takes_a_tree():
     """Branch slots lie above those of positions, so a graph takes slots beside positions."""
-    plain, fast = (CausalLM(small_llama(3, layers=1)) for _ in range(2))
+    plain, fast = (CausalLM(small_llama(20, layers=1)) for _ in range(2))
     compiled_forward(fast, "eager")
     want, got = (decode(TREE, model=model) for model in (plain, fast))
     assert torch.equal(got.tokens, want.tokens)
