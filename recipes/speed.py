@@ -35,7 +35,8 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import CausalLM, compiled_forward
+from gen.models.adapters.graphs import compiled_forward
+from gen.models.adapters.language_models import CausalLM
 from gen.models.load.libraries import transformers
 from gen.models.load.locate import pick_device, pick_dtype
 from gen.models.targets.causal import CausalTarget

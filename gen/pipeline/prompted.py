@@ -23,7 +23,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.language_models import compiled_forward
+from gen.models.adapters.graphs import compiled_forward
 from gen.models.targets.base import Target
 from gen.pipeline.candidates import decoded_on_demand
 from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits

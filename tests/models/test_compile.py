@@ -9,7 +9,6 @@ import pytest
 import torch
 from small_llama import small_llama
 from toyjob import Pipe, job, steady
-from transformers import MistralConfig, MistralForCausalLM
 
 from gen.config.entries import fingerprint
 from gen.config.job import load_config, make_job
@@ -20,14 +19,13 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.jobs.run import run_job
 from gen.jobs.worker import Pipes
-from gen.models.adapters import fast_llama as lean
-from gen.models.adapters.fast_llama import among_themselves, compiled
+from gen.models.adapters import graphs
+from gen.models.adapters.graphs import compiled, compiled_forward
 from gen.models.adapters.language_models import (
     BlockLM,
     CausalLatentLM,
     CausalLM,
     MaskedLM,
-    compiled_forward,
 )
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
@@ -144,8 +142,9 @@ def test_the_graph_of_a_block_forward_gives_its_logits():
 def test_control_a_masked_graph_that_sees_padding_is_found():
     net, canvas = small_llama(V, layers=1), torch.full((3, T), V - 1)
     broken = masked(net, None)
-    broken.model._canvas = lambda lean, ids, at, tables, mask, keep: among_themselves(
-        lean, ids, at, tables, None, keep
+    whole = broken.model.canvas_network
+    broken.model.canvas_network = lambda inputs, at, mask, tables, keep: whole(
+        inputs, at, None, tables, keep
     )
     assert not torch.allclose(
         broken.predict(canvas).logprobs, masked(net, None).predict(canvas).logprobs, atol=1e-3
@@ -169,7 +168,7 @@ def graphs_of(models: int) -> int:
 def test_a_process_of_many_models_does_not_run_out_of_graphs(monkeypatch):
     """Each has graphs of its own; torch would stop at eight, as the control does at two."""
     assert graphs_of(5) > 8
-    monkeypatch.setattr(lean, "GRAPHS", 2)
+    monkeypatch.setattr(graphs, "GRAPHS", 2)
     try:
         compiled.cache_clear()
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
@@ -201,10 +200,10 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
     net = small_llama(V, layers=1)
     adapter = CausalLM(net)
     compiled_forward(adapter, "eager")
-    run, calls = adapter._compiled, []
-    adapter._compiled = lambda lean, tokens, positions, tables, keys, values, mask, keep: (
+    run, calls = adapter.graphs.against_slots, []
+    adapter.graphs.against_slots = lambda adapter, inputs, positions, mask, cache: (
         calls.append(1),
-        run(lean, tokens, positions, tables, keys, values, torch.zeros_like(mask), keep),
+        run(adapter, inputs, positions, torch.zeros_like(mask), cache),
     )[1]
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
     sampler = resolve_sampler(JACOBI)[0]
@@ -216,23 +215,10 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
 
 
 def test_what_is_not_compiled_is_refused():
-    other = MistralForCausalLM(
-        MistralConfig(
-            vocab_size=V,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
-    ).eval()
-    with pytest.raises(
-        GenError, match="compile does not support MistralForCausalLM; expected a plain Llama"
-    ):
-        compiled_forward(CausalLM(other))
     assert compiled("cpu", "eager") is compiled("cpu", "eager")
     latents = CausalLatentLM.__new__(CausalLatentLM)
     latents.model = torch.nn.Identity()
-    with pytest.raises(GenError, match="compile does not support Identity; expected"):
+    with pytest.raises(GenError, match="not support Identity as CausalLatentLM; expected"):
         compiled_forward(latents)
     with pytest.raises(GenError, match="compile is 1; expected true or false"):
         load("text", compile=1)

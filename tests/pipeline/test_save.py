@@ -13,7 +13,9 @@ import pytest
 import torch
 import yaml
 from families import WRITERS, Case
+from published import save_quietly, tiny_tokenizer
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import tiny
 
 import gen
 from gen.core.errors import GenError
@@ -272,3 +274,18 @@ def test_a_license_is_that_of_the_source_or_absent(head, tmp_path):
     assert card.get("license") == ("mit" if head else None)
     assert ("states no license" in text) == (not head)
     assert json.loads((folder / RECORD).read_text())["options"] == dict(case.options)
+
+
+def test_weights_of_a_variant_in_a_subfolder_are_those_that_are_saved(tmp_path):
+    inner = tmp_path / "all" / "inner"
+    save_quietly(tiny("llama").float(), inner)
+    tiny_tokenizer().save_pretrained(inner)
+    halves = {k: v / 2 for k, v in load_file(inner / "model.safetensors").items()}
+    save_file(halves, inner / "model.fp16.safetensors", {"format": "pt"})
+    where = {"model": tmp_path / "all", "subfolder": "inner", "max_new_tokens": 8}
+    pipe, plain = gen.load("text", **where, variant="fp16"), gen.load("text", **where)
+    pipe.save_pretrained(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "all")
+    want, other = pipe(["w1 w2"], seed=1).tokens, plain(["w1 w2"], seed=1).tokens
+    assert torch.equal(gen.load(tmp_path / "saved")(["w1 w2"], seed=1).tokens, want)
+    assert not torch.equal(other, want)  # control: the plain weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class ModelAdapter:
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
         counts_known: a masked model of latents takes the positions known after a step.
+        compiles: forward passes can run as graphs: ``network``, and of a masked model
+            ``canvas_network``, are functions of tensors.
+        graphs: graphs of the forward passes (``gen.models.adapters.graphs``); None where they run
+            without.
     """
 
     model: torch.nn.Module
@@ -34,6 +38,8 @@ class ModelAdapter:
     shift: int = 0
     max_positions: int | None = None
     counts_known: bool = False
+    compiles: bool = False
+    graphs: Any = None
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:
@@ -51,6 +57,53 @@ class ModelAdapter:
         other = copy.copy(self)
         other.features = features
         return other
+
+    def network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """Run the network on the inputs of a call that was announced to a slot cache.
+
+        Args:
+            inputs: arguments of the network, [B, L, ...] each.
+            positions: absolute positions, long [B, L].
+            mask: what is added to scores, [B, 1, L, S]; None hides nothing.
+            cache: ``SlotCache``, or ``FixedSlots`` inside a graph.
+
+        Returns:
+            Logits [B, L, V].
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not compile")
+
+    def canvas_network(
+        self,
+        inputs: dict[str, Tensor],
+        positions: Tensor,
+        mask: Tensor | None,
+        tables: Any,
+        keep: int,
+    ) -> Tensor:
+        """Run the network of a masked model with attention among the inputs.
+
+        Args:
+            inputs: arguments of the network, [B, L, ...] each.
+            positions: positions, long [B, L].
+            mask: what is added to scores, broadcastable to [B, 1, L, L]; None hides nothing.
+            tables: tables of the fast forward; None where the module runs.
+            keep: logits of the last ``keep`` positions alone; 0 means all.
+
+        Returns:
+            Logits [B, L or keep, V].
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not compile")
+
+    def run_network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """Run ``network``, as a graph where there are graphs: not in the first call, which makes
+        the buffers of the cache, and not in calls about some of its rows."""
+        if self.graphs is None or cache.is_empty or cache.rows is not None:
+            return self.network(inputs, positions, mask, cache)
+        return self.graphs.against_slots(self, inputs, positions, mask, cache)
 
     @property
     def device(self) -> torch.device:

@@ -18,9 +18,6 @@ and no hooks; such a module is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from inspect import signature
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +29,6 @@ from gen.models.load.locate import config_field
 from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
 
-GRAPHS = 64  # of all models of a process, up to four for each
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -147,59 +143,6 @@ class LeanLlama:
         return (
             torch.rms_norm(x, norm.shape, norm, self.eps) if isinstance(norm, Tensor) else norm(x)
         )
-
-
-def against_slots(
-    lean: LeanLlama,
-    tokens: Tensor,
-    positions: Tensor,
-    tables: tuple,
-    keys: list[Tensor],
-    values: list[Tensor],
-    mask: Tensor,
-    keep: int,
-) -> Tensor:
-    """Run against a slot cache, as a function of tensors whose shapes stay the same between calls.
-
-    ``keys``, ``values``: [B, S, K, d] per layer; all slots are read under ``mask`` [B, 1, L, S].
-    """
-    row = torch.arange(len(tokens), device=tokens.device)[:, None]
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys[layer][row, positions], values[layer][row, positions] = k, v
-        return attention(q, keys[layer], values[layer], mask)
-
-    return lean.run(tokens, positions, tables, attend, keep)
-
-
-def among_themselves(
-    lean: LeanLlama,
-    tokens: Tensor,
-    positions: Tensor,
-    tables: tuple,
-    mask: Tensor | None,
-    keep: int,
-) -> Tensor:
-    """Run with attention among the tokens themselves, under ``mask`` [B, 1, L, L] or without
-    one."""
-    return lean.run(
-        tokens, positions, tables, lambda layer, q, k, v: attention(q, k, v, mask), keep
-    )
-
-
-@cache
-def compiled(
-    device: str, backend: str = "inductor", function: Callable[..., Tensor] = against_slots
-) -> Callable[..., Tensor]:
-    """Compile ``against_slots`` or ``among_themselves`` with ``torch.compile``; CUDA graphs on a
-    GPU."""
-    more: dict[str, Any] = (
-        {"mode": "reduce-overhead"} if device == "cuda" and backend == "inductor" else {}
-    )
-    # older versions of torch have a fixed limit of eight graphs
-    if "recompile_limit" in signature(torch.compile).parameters:
-        more["recompile_limit"] = GRAPHS
-    return torch.compile(function, backend=backend, dynamic=True, fullgraph=True, **more)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

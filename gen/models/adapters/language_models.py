@@ -6,9 +6,7 @@ Nothing here knows a modality or a sampler.
 from __future__ import annotations
 
 import copy
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.masks import hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
@@ -31,13 +29,14 @@ from gen.models.nets.grid import GridLlamaForCausalLM
 class LanguageModel(ModelAdapter):
     """Base class of adapters of transformers language models."""
 
+    compiles = True
+
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
-        self._compiled: Callable[..., Tensor] | None = None
 
     @property
     def has_fast_forward(self) -> bool:
@@ -50,10 +49,10 @@ class LanguageModel(ModelAdapter):
 
     def new_cache(self, slots: int) -> SlotCache:
         cache = SlotCache(self.config.num_hidden_layers, slots)
-        cache.whole = self._compiled is not None
+        cache.whole = self.graphs is not None
         return cache
 
-    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """Return the arguments by which the module takes tokens [B, L] at positions [B, L]."""
         return {"input_ids": tokens}
 
@@ -78,30 +77,59 @@ class LanguageModel(ModelAdapter):
         ``mask`` None hides nothing; only the fast forward takes it, and ``taps``
         (``LeanLlama.run``).
         """
+        inputs = self._inputs(tokens, positions)
         if self._lean is None:
-            more = {"logits_to_keep": keep} if keep else {}
-            return self.model(
-                **self._inputs(tokens, positions),
-                position_ids=positions,
-                attention_mask=mask,
-                use_cache=True,
-                **with_cache(self.model, cache),
-                **more,
-            ).logits
+            if self.graphs is not None or not keep:
+                out = self.run_network(inputs, positions, mask, cache)
+                return out[:, -keep:] if keep else out
+            return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
         if cache.tables is None:
             cache.tables = self._lean.tables(cache.slots)
-        if self._compiled is not None and cache.rows is None and taps is None:
-            keys, values = cache.buffers(
-                len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device
-            )
-            return self._compiled(
-                self._lean, tokens, positions, cache.tables, keys, values, mask, keep
-            )
+        if self.graphs is not None and taps is None:
+            out = self.run_network(inputs, positions, mask, cache)
+            return out[:, -keep:] if keep else out
+        return self._lean.run(tokens, positions, cache.tables, _attend_in(cache, mask), keep, taps)
 
-        def attend(layer, q, k, v):
-            return attention(q, *cache.layers[layer].write(k, v), mask)
+    def network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """See ``ModelAdapter``."""
+        if self._lean is None:
+            return self._of_module(inputs, positions, mask, cache)
+        attend = _attend_in(cache, mask)
+        return self._lean.run(inputs["input_ids"], positions, cache.tables, attend)
 
-        return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
+    def _of_module(
+        self,
+        inputs: dict[str, Tensor],
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        **more: int,
+    ) -> Tensor:
+        """Return the logits of the module's own forward pass."""
+        return self.model(
+            **inputs,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            **with_cache(self.model, cache),
+            **more,
+        ).logits
+
+
+def _attend_in(cache: Any, mask: Tensor | None) -> Attend:
+    """Return the attention of the fast forward in the slots of a cache."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, *cache.write(layer, k, v), mask)
+
+    return attend
+
+
+def _attend_among(mask: Tensor | None) -> Attend:
+    """Return the attention of the fast forward among the tokens of a call."""
+    return lambda layer, q, k, v: attention(q, k, v, mask)
 
 
 class CausalLM(LanguageModel):
@@ -144,13 +172,7 @@ class CausalLM(LanguageModel):
     def forward_tree(
         self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
     ) -> Tensor:
-        """See ``TreeModel``.
-
-        Raises:
-            GenError: the forward is compiled, for which slots and positions are the same.
-        """
-        if self._compiled is not None:
-            raise GenError("the draft is a tree and the model's forward compiled; expected one")
+        """See ``TreeModel``."""
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
 
@@ -203,11 +225,11 @@ class CausalLM(LanguageModel):
         return self.with_network(keep_layers(self.model, layers, self.num_layers))
 
     def with_network(self, model: torch.nn.Module) -> Self:
-        """See ``SharedModel``. A compiled forward is that of the whole network."""
+        """See ``SharedModel``. The other network runs without graphs."""
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
-        other._lean, other._compiled = LeanLlama.of(model), None
+        other._lean, other.graphs = LeanLlama.of(model), None
         return other
 
     def check_layers(self, layers: Sequence[str]) -> None:
@@ -275,7 +297,6 @@ class MaskedLM(LanguageModel):
     fixed length takes no padding."""
 
     _tables = None  # of the lean forward
-    _canvas: Callable[..., Tensor] = staticmethod(among_themselves)  # it, of a canvas as a whole
 
     @property
     def shift(self) -> int:
@@ -309,30 +330,59 @@ class MaskedLM(LanguageModel):
                 (at < left_padding[:, None])[:, None, None],
             )
         )
+        inputs = self._inputs(ids, at)
         if self._lean is not None:
             if self._tables is None or len(self._tables[0]) < width:
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
-            if taps is None:
-                return self._canvas(self._lean, ids, at, self._tables, mask, keep)
-            return self._lean.run(
-                ids, at, self._tables, lambda _, q, k, v: attention(q, k, v, mask), keep, taps
+            if taps is not None:
+                attend = _attend_among(mask)
+                return self._lean.run(ids, at, self._tables, attend, keep, taps)
+        else:
+            mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
+                len(ids), -1, -1, -1
             )
-        mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
-            len(ids), -1, -1, -1
-        )
-        mask = mask if hidden is None else mask + hide(hidden, self.dtype)
+            mask = mask if hidden is None else mask + hide(hidden, self.dtype)
+        if taps is None:
+            return self._over_canvas(inputs, at, mask, keep)
         out = self.model(
-            **self._inputs(ids, at),
+            **inputs,
             attention_mask=mask,
             position_ids=at,
             use_cache=False,
             logits_to_keep=keep,
-            output_hidden_states=taps is not None,
+            output_hidden_states=True,
         )
-        if taps is not None:  # the last of them is behind the last norm
-            taps[self.config.num_hidden_layers] = out.hidden_states[-1]
+        taps[self.config.num_hidden_layers] = out.hidden_states[-1]  # behind the last norm
         return out.logits
+
+    def _over_canvas(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, keep: int
+    ) -> Tensor:
+        """Run ``canvas_network``, as a graph where there are graphs."""
+        if self.graphs is None:
+            return self.canvas_network(inputs, positions, mask, self._tables, keep)
+        return self.graphs.over_canvas(self, inputs, positions, mask, self._tables, keep)
+
+    def canvas_network(
+        self,
+        inputs: dict[str, Tensor],
+        positions: Tensor,
+        mask: Tensor | None,
+        tables: Any,
+        keep: int,
+    ) -> Tensor:
+        """See ``ModelAdapter``."""
+        if self._lean is not None:
+            ids = inputs["input_ids"]
+            return self._lean.run(ids, positions, tables, _attend_among(mask), keep)
+        return self.model(
+            **inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+        ).logits
 
     @property
     def digest(self) -> str:
@@ -475,25 +525,3 @@ class MaskedLatentLM(_Latent):
         z = conditioning_part(self.model, words, latents, compute, encoded, seen, cache, rows)
         more = {"num_known": num_known} if self.counts_known else {}
         return self.model.finish(z, ~latents.isnan().any(-1), **more)
-
-
-def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
-    """Compile an adapter's forward, before it makes a cache. Raises ``GenError`` for a model
-    that ``gen.models.adapters.fast_llama`` leaves to its own module, and where there is no
-    compiler."""
-    if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
-        named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
-        raise GenError(
-            f"compile does not support {type(named).__name__}; expected a"
-            " plain Llama or a built-in model of codes, whose forward can be compiled"
-        )
-    kind = adapter.device.type
-    compiler = os.environ.get("CXX", "g++")
-    if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
-        raise GenError(
-            f"compile found no C++ compiler {compiler!r}, which torch.compile needs on a CPU;"
-            " install one or leave compile off"
-        )
-    adapter._compiled = compiled(kind, backend)
-    if isinstance(adapter, MaskedLM):
-        adapter._canvas = compiled(kind, backend, among_themselves)

@@ -161,7 +161,9 @@ class SlotCache(Cache, ModelCache):
         reach = self._reach
         self._grow(self.slots + drafts)
         self.positions, self.span = slots, None
-        self.used, self._reach, self._root = self.slots + drafts, reach, positions[:, 0]
+        # a graph reads the buffers as a whole, with branch slots of larger trees
+        drafted = self._branch_slots if self.whole else drafts
+        self.used, self._reach, self._root = self.slots + drafted, reach, positions[:, 0]
         # on_branch[:, i, j]: draft j is draft i or one before it on its branch
         on_branch = torch.zeros(batch, drafts, drafts, dtype=torch.bool, device=positions.device)
         for i in range(drafts):
@@ -171,7 +173,7 @@ class SlotCache(Cache, ModelCache):
         before = torch.arange(self.slots, device=positions.device) <= positions[:, :1]
         seen = torch.zeros(batch, 1 + drafts, self.used, dtype=torch.bool, device=positions.device)
         seen[..., : self.slots] = before[:, None]
-        seen[:, 1:, self.slots :] = on_branch
+        seen[:, 1:, self.slots : self.slots + drafts] = on_branch
         return hide(~seen, dtype)[:, None]
 
     def commit_path(self, nodes: Tensor, count: Tensor) -> None:
@@ -227,7 +229,8 @@ class SlotCache(Cache, ModelCache):
             None,
         )
         if positions.device.type != "cpu" or self.whole:
-            self.used = self._reach = self.slots
+            self._reach = self.slots
+            self.used = self.slots + (self._branch_slots if self.whole else 0)
             return
         at = positions.numpy()
         low, high = int(at.min()), int(at.max())
@@ -237,14 +240,12 @@ class SlotCache(Cache, ModelCache):
         if high - low + 1 == at.shape[1] and (at == np.arange(low, high + 1)).all():
             self.span = low, high + 1
 
-    def buffers(
-        self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values [B, S, H, D] of all layers, to be written in place."""
-        for layer in self.layers:
-            if not layer.is_initialized:
-                none = torch.empty(rows, 0, heads, size, dtype=dtype, device=device)
-                layer._allocate(none, none)
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, L, H, D] of a layer; see ``SlotLayer.write``."""
+        return self.layers[layer].write(keys, values)
+
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the keys and values [B, S, H, D] of all layers, to be written in place."""
         return [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
 
     def of_rows(self, rows: Tensor) -> SlotCache:

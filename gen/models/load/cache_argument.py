@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
 from torch import nn
 
+# names by class, a plain table: a compiled pass reads what the first, eager one wrote
+_NAMES: dict[type[nn.Module], str] = {}
+
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
-    """Return the keyword argument that gives a module, or a layer of one, its KV cache."""
-    return {_cache_name(type(module)): cache}
+    """Return the keyword argument that gives a module, or a layer of one, its KV cache.
 
-
-@functools.cache
-def _cache_name(cls: type[nn.Module]) -> str:
-    """Return the name of the KV cache in the forward of a class. Code that came with a checkpoint
-    may have another one than the library."""
-    named = inspect.signature(cls.forward).parameters
-    return "cache" if "cache" in named else "past_key_values"  # wrappers may name neither
+    Code that came with a checkpoint may have another name than the library. A wrapper that names
+    neither gets ``past_key_values``.
+    """
+    cls = type(module)
+    if cls not in _NAMES:
+        named = inspect.signature(cls.forward).parameters
+        _NAMES[cls] = "cache" if "cache" in named else "past_key_values"
+    return {_NAMES[cls]: cache}

@@ -47,19 +47,22 @@ class ChameleonLM(MappedLM):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        return self._codes(tokens, positions, cache.at(positions, self.dtype), cache)
+        mask = cache.at(positions, self.dtype)
+        return self._logits(self.vocabulary.to_model(tokens), positions, mask, cache)
 
     @torch.no_grad()
     def forward_tree(
         self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: Any
     ) -> Tensor:
         mask = cache.tree(positions, parents, self.dtype)
-        return self._codes(tokens, positions, mask, cache)
+        return self._logits(self.vocabulary.to_model(tokens), positions, mask, cache)
 
-    def _codes(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """Compute the logits [B, L, V] of the vocabulary's codes."""
+    def network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """Compute the logits [B, L, V] of the vocabulary's codes; see ``ModelAdapter``."""
         states = self.model.model(
-            input_ids=self.vocabulary.to_model(tokens),
+            **inputs,
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,
@@ -67,8 +70,8 @@ class ChameleonLM(MappedLM):
         ).last_hidden_state
         if self._head is None:
             logits = self.model.lm_head(states)
-            return logits[..., self.vocabulary.ids.to(logits.device)].to(tokens.device)
-        return F.linear(states.to(self._head.device), self._head).to(tokens.device)
+            return logits[..., self.vocabulary.ids.to(logits.device)].to(positions.device)
+        return F.linear(states.to(self._head.device), self._head).to(positions.device)
 
 
 class PerHead(LazyWeights):

@@ -8,6 +8,8 @@ the language model. The output is logits of the n codes alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,22 +41,20 @@ class JanusLM(CausalLM):
         words = self.model.get_input_embeddings()(torch.where(is_code, 0, ids - self.vocab_size))
         return torch.where(is_code[..., None], codes.to(words.device), words)
 
+    def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        return {"inputs_embeds": self.embed(tokens)}
+
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        return self._codes(tokens, positions, cache.at(positions, self.dtype), cache)
+        return self._logits(tokens, positions, cache.at(positions, self.dtype), cache)
 
-    @torch.no_grad()
-    def forward_tree(
-        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
+    def network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
     ) -> Tensor:
-        mask = cache.tree(positions, parents, self.dtype)
-        return self._codes(tokens, positions, mask, cache)
-
-    def _codes(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: SlotCache) -> Tensor:
-        """Compute the logits [B, L, V] of codes."""
+        """Compute the logits [B, L, V] of codes; see ``ModelAdapter``."""
         inner = self.model.model
         out = inner.language_model(
-            inputs_embeds=self.embed(tokens),
+            **inputs,
             position_ids=positions,
             attention_mask=mask,
             use_cache=True,

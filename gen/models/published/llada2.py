@@ -327,6 +327,7 @@ class BlockCausalLM(MaskedLM):
     sampler's blocks are the model's (``align_blocks``).
     """
 
+    compiles = False  # which experts run depends on values
     shift = 0
 
     @torch.no_grad()
@@ -359,6 +360,8 @@ class AlignedBlockLM(BlockLM):
 
     A sampler's block must be a block of the model, so the condition must end at a block boundary.
     """
+
+    compiles = False  # which experts run depends on values
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:

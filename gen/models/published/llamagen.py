@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -309,6 +310,8 @@ class LlamaGenLM(ModelAdapter):
     n <= P; or P times ``vocab_size`` for the empty caption.
     """
 
+    compiles = True
+
     def __init__(self, model: LlamaGen):
         self.model, self.sizes = model.eval(), model.sizes
         self.vocab_size = model.sizes.vocab_size
@@ -327,13 +330,21 @@ class LlamaGenLM(ModelAdapter):
 
     def new_cache(self, slots: int) -> PaddedCache:
         """Create an empty cache of ``slots`` positions."""
-        return PaddedCache(self.sizes.layers, slots)
+        cache = PaddedCache(self.sizes.layers, slots)
+        cache.whole = self.graphs is not None
+        return cache
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
         """Compute logits [B, L, V] of tokens [B, L] at absolute positions [B, L]."""
-        x = self._embedded(tokens, positions, cache)
-        return self.model(x, positions, cache.at(positions, self.dtype), cache)
+        inputs = {"x": self._embedded(tokens, positions, cache)}
+        return self.run_network(inputs, positions, cache.at(positions, self.dtype), cache)
+
+    def network(
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """See ``ModelAdapter``."""
+        return self.model(**inputs, positions=positions, mask=mask, cache=cache)
 
     def _embedded(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
         """Embed codes and condition tokens [B, L]: [B, L, D]. Sets the padding of captions."""

@@ -16,6 +16,8 @@ class MappedMaskedLM(LanguageModel):
     All conditions have the same length.
     """
 
+    compiles = False  # its module takes masks of its own
+
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
         self.vocabulary, self.vocab_size = vocabulary.on(self.device), vocabulary.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from constraint_bench import SAMPLING_CASES
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target, space_of
@@ -12,6 +13,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.models.adapters.graphs import compiled_forward
 from gen.models.adapters.language_models import CausalLM
 from gen.samplers.causal.drafters.base import DraftSource
 
@@ -90,8 +92,10 @@ def test_the_verifier_greedy_asks_for_temperature_0():
     decode(greedy, SamplingParams(temperature=0.0))
 
 
-def test_a_model_with_a_compiled_forward_refuses_a_tree():
-    model = CausalLM(small_llama(20).double())
-    model._compiled = lambda *args: None
-    with pytest.raises(GenError, match="the draft is a tree and the model's forward compiled"):
-        decode(TREE, model=model)
+@pytest.mark.slow
+def test_a_compiled_forward_takes_a_tree():
+    """Branch slots lie above those of positions, so a graph takes slots beside positions."""
+    plain, fast = (CausalLM(small_llama(20, layers=1)) for _ in range(2))
+    compiled_forward(fast, "eager")
+    want, got = (decode(TREE, model=model) for model in (plain, fast))
+    assert torch.equal(got.tokens, want.tokens)
