@@ -241,7 +241,15 @@ ZOO: dict[str, list[Any]] = {
     "image": ["speculative_jacobi", "maskgit", "cspd", "mar"],
     "motion": ["speculative_jacobi", "speculative", "maskgit", "halton"],
     "speech": ["speculative_jacobi", "maskgit"],
-    "text": ["speculative_jacobi", "speculative", "sjd", "maskgit", "fast_dllm", "llada2"],
+    "text": [
+        "speculative_jacobi",
+        "speculative",
+        "sjd",
+        "maskgit",
+        "fast_dllm",
+        "llada2",
+        "flexdraft",
+    ],
     "video": ["speculative_jacobi", "maskgit"],
     "world": ["next_frame", "joint_frames"],
 }

@@ -16,6 +16,7 @@ corrects the drafts by the token that the pass adds, which their masks do not kn
 batches passes that draft and passes that verify take turns. Those two are not here.
 
 Guarantee: that of the verifier, whatever the weights.
+Preset: ``flexdraft``, with 7 drafts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gen.core.method import method
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
@@ -131,6 +133,15 @@ def with_masks(model: SharedModel, attention: MaskAttention) -> Any:
     return network
 
 
+@method(
+    "flexdraft",
+    sampler="speculative",
+    about="drafts with mask tokens, at which alone attention is tuned, in the pass that verifies",
+    paper="2605.20022",
+    title="FlexDraft: Flexible Speculative Decoding via Attention Tuning and Bonus-Guided"
+    " Calibration",
+    params={"drafter": KIND, "num_speculative_tokens": 7},
+)
 @register("drafter", KIND)
 class FlexDraft(DraftSource):
     """Drafts with mask tokens, at which alone the target's attention was tuned, in the pass that
