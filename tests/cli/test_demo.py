@@ -14,7 +14,6 @@ from gen.config.job import load_config
 from gen.store.ledger import CHECK, MANIFEST
 from tests.support.ledgers import write_rows
 
-
 BATCH = {"autoregressive": 0.75, "speculative_jacobi": 0.5, "maskgit": 0.25}
 
 
