@@ -1,7 +1,7 @@
 """Wall time, tokens per second and loop overhead of models of the LlamaGen layout with random
 weights: speed does not depend on the weights' values.
 
-    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --peak h200 --out speed
+    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --peak 4800 --out speed
         300 M, 1 B and 7 B parameters, 16,384 codes, 24 x 24 positions
     python -m gen.recipes.speed --quick --out speed  a tiny one on a CPU
 
@@ -31,9 +31,8 @@ from typing import Any
 
 import torch
 
-from gen.bench.estimate.devices import DEVICES, Device, find_device
 from gen.core.checks import parse_counts
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
@@ -174,7 +173,6 @@ def measure(
         for label, spec in samplers(args.windows).items()
     }
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
-    peak = peak_device(args.peak)
     for repeat in range(-2, args.repeats):  # the first two warm up: kernels, graphs, widths
         turn = repeat % len(arms)
         for label in [*arms][turn:] + [*arms][:turn]:
@@ -201,25 +199,11 @@ def measure(
                 "kept": faster / calls,
                 "outside_forward": max(0.0, 1 - alone / whole),
                 "share_of_bandwidth": (
-                    None if peak is None else len(arm.calls) * weights / mid / peak.bandwidth
+                    len(arm.calls) * weights / mid / (1e9 * args.peak) if args.peak else None
                 ),
             }
         )
     return found
-
-
-def peak_device(name: str | None) -> Device | None:
-    """Return the device of a name or file whose peak bandwidth is compared with; None for none.
-
-    Raises:
-        GenError: the name is unknown.
-    """
-    if name is None:
-        return None
-    device = find_device(name)
-    if device is None:
-        raise unknown("device", name, DEVICES, "--peak, nor a file of gen doctor --measure")
-    return device
 
 
 def profiled(folder: Path) -> Callable[[str, Arm], None]:
@@ -315,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
         help=f"windows of speculative_jacobi, numbers or auto ({WINDOWS})",
     )
     parser.add_argument(
-        "--peak", metavar="DEVICE", help="device of gen bench --estimate, for its bandwidth"
+        "--peak", type=float, metavar="GB/S", help="bandwidth of the device, to compare with"
     )
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (3)")
     parser.add_argument("--temperature", type=float, default=0.05, help="temperature (0.05)")
@@ -325,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     sizes = TINY if args.quick else {n: SIZES[n] for n in args.models.split(",") if n in SIZES}
     if unknown := [n for n in args.models.split(",") if n not in SIZES]:
         raise GenError(f"--models names {', '.join(unknown)}; expected some of {', '.join(SIZES)}")
-    samplers(args.windows), peak_device(args.peak)  # typing errors fail before a model is made
+    samplers(args.windows)  # a typing error fails before a model is made
     args.repeats = 1 if args.quick else args.repeats
     args.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
