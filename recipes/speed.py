@@ -1,8 +1,8 @@
 """Wall time, tokens per second and loop overhead of models of the LlamaGen layout with random
 weights: speed does not depend on the weights' values.
 
-    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --out speed  300 M and 1 B
-        parameters, 16,384 codes, 24 x 24 positions
+    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --peak 4800 --out speed
+        300 M, 1 B and 7 B parameters, 16,384 codes, 24 x 24 positions
     python -m gen.recipes.speed --quick --out speed  a tiny one on a CPU
 
 Random weights accept few drafts, so ``speculative_jacobi`` samples at ``--temperature``, which sets
@@ -10,7 +10,8 @@ the entropy of the next token. Compare its wall time with its forward passes, no
 with those of other samplers. For every model and batch size: forward passes, seconds (median of
 interleaved repeats), tokens per second, speed-ups over ``autoregressive`` in forward passes and in
 time, and the share of the time outside the model's forward. For the last one the same forward
-passes are repeated without the loop, one after the other, and timed.
+passes are repeated without the loop, one after the other, and timed. With ``--peak`` there is also
+the share of the device's bandwidth that reading the weights once per forward pass takes.
 
 Writes ``speed.json``, ``speed.md`` and, of one profiled run each, ``profile-*.svg``: the time of
 operators.
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 
+from gen.core.checks import parse_counts
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
@@ -40,12 +42,22 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.load.libraries import transformers
 from gen.models.load.locate import pick_device, pick_dtype
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.window import AUTO
 
-SAMPLERS = {
-    "autoregressive": {"name": "autoregressive"},
-    "jacobi 16": {"name": "speculative_jacobi", "window": 16},
-    "jacobi auto": {"name": "speculative_jacobi", "window": "auto"},
-}
+WINDOWS = "auto,16,32,64"
+
+
+def samplers(windows: str) -> dict[str, dict[str, Any]]:
+    """Return the reference and ``speculative_jacobi`` with each of the windows, by label.
+
+    Raises:
+        GenError: a window is neither ``auto`` nor an integer of at least 1.
+    """
+    found: dict[str, dict[str, Any]] = {"autoregressive": {"name": "autoregressive"}}
+    for text in dict.fromkeys(w.strip() for w in windows.split(",")):
+        window = AUTO if text == AUTO else parse_counts(text, "--windows")[0]
+        found[f"jacobi {text}"] = {"name": "speculative_jacobi", "window": window}
+    return found
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,8 @@ class Size:
     side: int = 24
 
 
-SIZES = {"300M": Size(1024, 24, 16), "1B": Size(2048, 20, 32)}  # about LlamaGen-L and -XL
+# about LlamaGen-L and -XL, and the layers of a 7 B Llama
+SIZES = {"300M": Size(1024, 24, 16), "1B": Size(2048, 20, 32), "7B": Size(4096, 32, 32)}
 TINY = {"tiny": Size(32, 2, 2, 64, 4)}
 
 
@@ -158,8 +171,9 @@ def measure(
     net = make(size, pick_device(args.device), pick_dtype(args.dtype))
     arms = {
         label: Arm(net, size, rows, spec, {"temperature": args.temperature}, args.compile)
-        for label, spec in SAMPLERS.items()
+        for label, spec in samplers(args.windows).items()
     }
+    weights = sum(p.numel() * p.element_size() for p in net.parameters())
     for repeat in range(-2, args.repeats):  # the first two warm up: kernels, graphs, widths
         turn = repeat % len(arms)
         for label in [*arms][turn:] + [*arms][:turn]:
@@ -185,6 +199,9 @@ def measure(
                 "faster": faster,
                 "kept": faster / calls,
                 "outside_forward": max(0.0, 1 - alone / whole),
+                "share_of_bandwidth": (
+                    len(arm.calls) * weights / mid / (1e9 * args.peak) if args.peak else None
+                ),
             }
         )
     return found
@@ -240,6 +257,7 @@ def table(found: list[dict[str, Any]]) -> str:
         "faster",
         "faster / fewer",
         "outside the forward",
+        "of peak bandwidth",
     ]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for r in found:
@@ -255,6 +273,7 @@ def table(found: list[dict[str, Any]]) -> str:
             f"{r['faster']:.2f}x",
             f"{r['kept']:.2f}",
             f"{r['outside_forward']:.1%}",
+            "-" if r["share_of_bandwidth"] is None else f"{r['share_of_bandwidth']:.0%}",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -274,6 +293,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rows", default="1,8,64", metavar="N,N", help="batch sizes, separated by commas"
     )
+    parser.add_argument(
+        "--windows",
+        default=WINDOWS,
+        metavar="N,N",
+        help=f"windows of speculative_jacobi, numbers or auto ({WINDOWS})",
+    )
+    parser.add_argument(
+        "--peak", type=float, metavar="GB/S", help="bandwidth of the device, to compare with"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats (3)")
     parser.add_argument("--temperature", type=float, default=0.05, help="temperature (0.05)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
@@ -282,11 +310,12 @@ def main(argv: list[str] | None = None) -> int:
     sizes = TINY if args.quick else {n: SIZES[n] for n in args.models.split(",") if n in SIZES}
     if unknown := [n for n in args.models.split(",") if n not in SIZES]:
         raise GenError(f"--models names {', '.join(unknown)}; expected some of {', '.join(SIZES)}")
+    samplers(args.windows)  # a typing error fails before a model is made
     args.repeats = 1 if args.quick else args.repeats
     args.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for name, size in sizes.items():
-        for rows in (1, 2) if args.quick else map(int, args.rows.split(",")):
+        for rows in (1, 2) if args.quick else parse_counts(args.rows, "--rows"):
             found += measure(name, size, rows, args, profiled(args.out))
             said = {
                 "device": args.device,

@@ -231,3 +231,19 @@ def test_modules_without_a_fast_forward_are_refused():
     config = {**read_config("action-causal"), "mlp_bias": True}
     with pytest.raises(GenError, match="no plain Llama"):
         count_pass(config, Pass("x", 1, 1, 1, 0, True, False), "float32")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-gpu.md"
+
+
+@pytest.mark.slow
+def test_the_page_of_accelerators_holds_what_its_command_prints(capsys):
+    """At batch 1 and one window; published peaks and counted kernels leave nothing to chance."""
+    command = ["bench", "image", "--estimate", "h200", "--inflate", "300M,1B", "--batch-sizes", "1"]
+    command += ["--samplers", "speculative_jacobi", "--sweep", "window=16", "--markdown"]
+    assert main(command) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    on_page = set(PAGE.read_text().splitlines())
+    assert len(printed) == 6 and set(printed) <= on_page
+    other = printed[-1].replace("3.66x", "3.67x")  # control
+    assert other != printed[-1] and other not in on_page

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gen.cli.demo import COMPARED, summary
+from gen.cli.demo import COMPARED, batch_seconds, summary
 from gen.config.job import load_config
 from gen.store.ledger import CHECK, MANIFEST
 from tests.support.ledgers import write_rows
+
+BATCH = {"autoregressive": 0.75, "speculative_jacobi": 0.5, "maskgit": 0.25}
 
 
 @pytest.fixture
@@ -44,10 +47,10 @@ def folder(tmp_path):
 
 
 def test_the_summary_has_five_lines_that_count_what_is_in_the_folder(folder):
-    lines = summary(folder)
+    lines = summary(folder, BATCH)
     assert len(lines) == 5
     assert lines[0].startswith("2 images from the same prompts and seeds")
-    assert "256 forward passes" in lines[1] and "1.50 s" in lines[1]
+    assert "256 forward passes" in lines[1] and "1.50 s   0.75 s each in a batch" in lines[1]
     assert lines[2].endswith("2 of 2 as prompted, 2 of 2 the same images")
     assert lines[3].endswith("1 of 2 as prompted")
     assert lines[4] == "7 outputs of 2 modalities: 6 of 7 as prompted"
@@ -56,7 +59,7 @@ def test_the_summary_has_five_lines_that_count_what_is_in_the_folder(folder):
 def test_an_image_that_differs_is_not_counted_as_the_same(folder):
     row = json.loads((folder / MANIFEST).read_text().splitlines()[3])
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / row["file"])
-    assert summary(folder)[2].endswith("1 of 2 the same images")
+    assert summary(folder, BATCH)[2].endswith("1 of 2 the same images")
 
 
 def test_the_packaged_job_starts_with_what_the_summary_compares():
@@ -64,3 +67,8 @@ def test_the_packaged_job_starts_with_what_the_summary_compares():
     assert [e.sampler["name"] for e in entries[:3]] == list(COMPARED)
     assert all(e.batch_size == 1 for e in entries[:3])
     assert entries[0].prompts == entries[1].prompts == entries[2].prompts
+
+
+def test_a_batch_is_timed_per_image():
+    entry = replace(load_config("demo").entries[2], prompts=["a red circle", "a blue ring"])
+    assert entry.sampler["name"] == "maskgit" and 0 < batch_seconds(entry) < 60

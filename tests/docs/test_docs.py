@@ -55,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW_PAGES = (
     "bench",
+    "benchmarks-gpu",
     "drafts",
     "image",
     "latents",

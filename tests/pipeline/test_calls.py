@@ -143,7 +143,6 @@ def test_dtypes_and_devices_have_their_usual_names():
     assert gen.load("text", torch_dtype="fp64").dtype == torch.float64
     assert gen.load("text", dtype="auto").dtype == torch.float32  # the zoo's own
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert stored_dtype({"torch_dtype": "bfloat16"}, torch.device("cpu")) == torch.bfloat16
     assert stored_dtype({"dtype": "float16"}, torch.device("cpu")) == torch.float32
     assert stored_dtype({"text_config": {"dtype": "float16"}}, torch.device("meta")) == (
         torch.float16
@@ -153,6 +152,18 @@ def test_dtypes_and_devices_have_their_usual_names():
     for bad in ("bf17", torch.int8, 3):
         with pytest.raises(GenError, match="dtype"):
             pick_dtype(bad)
+
+
+@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_tile", None])
+def test_auto_is_bfloat16_on_a_cpu_with_its_instructions_alone(monkeypatch, flag):
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda here=name == flag: here)
+    stored = {name: {"torch_dtype": name} for name in ("bfloat16", "float16", "float32")}
+    cpu = {name: stored_dtype(config, torch.device("cpu")) for name, config in stored.items()}
+    assert cpu["bfloat16"] == (torch.bfloat16 if flag else torch.float32)
+    assert cpu["float16"] == cpu["float32"] == torch.float32
+    # control: the CPU has no say about another device
+    assert stored_dtype(stored["bfloat16"], torch.device("meta")) == torch.bfloat16
 
 
 @pytest.mark.parametrize(

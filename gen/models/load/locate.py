@@ -178,10 +178,22 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def stored_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:
     """Return the dtype that a published config.json names; float32 where it names none.
 
-    A CPU computes float16 slowly and with few digits, so there it is float32 too.
+    A CPU computes float16 slowly and with few digits, so there it is float32 too. So is bfloat16
+    on a CPU without instructions for it (``has_bfloat16``).
     """
     texts = config.get("text_config") or {}
     named = (c.get(key) for c in (config, texts) for key in ("dtype", "torch_dtype"))
     name = next((n for n in named if n), "float32")
     dtype = DTYPES.get(str(name).removeprefix("torch."), torch.float32)
-    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
+    if device.type != "cpu":
+        return dtype
+    slow = dtype == torch.float16 or (dtype == torch.bfloat16 and not has_bfloat16())
+    return torch.float32 if slow else dtype
+
+
+def has_bfloat16() -> bool:
+    """Return True for a CPU that multiplies in bfloat16 (AVX-512 BF16 or AMX).
+
+    Any other one converts every number, which takes longer than float32.
+    """
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
