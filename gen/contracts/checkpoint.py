@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
@@ -28,6 +28,8 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
+from gen.models.load.peft_adapters import merge
+from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
@@ -138,12 +140,15 @@ def _fetched(name: str) -> Path:
 @dataclass(frozen=True)
 class LoadOptions:
     """Options of loading a checkpoint. ``device_map``: as in accelerate, for models larger than one
-    device. ``trust_remote_code``: run code from the folder."""
+    device. ``trust_remote_code``: run code from the folder. ``quantization``: weight-only
+    quantisation. ``adapters``: folder of a LoRA adapter, which is merged into the weights."""
 
     device: torch.device
     dtype: torch.dtype
     device_map: str | Mapping[str, Any] | None = None
     trust_remote_code: bool = False
+    quantization: Quantization | None = None
+    adapters: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a device map that names a missing device."""
@@ -153,6 +158,26 @@ class LoadOptions:
                     pick_device(f"cuda:{position}" if isinstance(position, int) else position)
         elif self.device_map is not None and self.device_map not in MAPS:
             raise unknown("device_map", self.device_map, MAPS)
+
+    @property
+    def changes_weights(self) -> bool:
+        """True where the weights are not used as they are stored."""
+        return self.quantization is not None or self.adapters is not None
+
+    def change(self, network: nn.Module, name: str) -> None:
+        """Merge the adapter into a loaded network, then quantise it.
+
+        Args:
+            network: the network.
+            name: name of the model in messages.
+
+        Raises:
+            GenError: the adapter does not fit, or the weights cannot be quantised.
+        """
+        if self.adapters is not None:
+            merge(network, self.adapters, name)
+        if self.quantization is not None:
+            quantize(network, self.quantization, name)
 
 
 class Checkpoint(ABC):
@@ -305,7 +330,19 @@ def load_checkpoint(
             )
         if key not in options_of(cls):
             raise unknown(f"option of model {files.name}:", key, options_of(cls))
-    return cls(files, modality, how, **options)
+    checkpoint = cls(files, modality, how, **options)
+    adapters = [checkpoint.adapter(protocol) for protocol in checkpoint.protocols]
+    if how.changes_weights:
+        networks = {id(a.model): a.model for a in adapters}
+        if len(networks) != 1:
+            raise GenError(
+                f"model {files.name} has {len(networks)} networks; expected one for quantization"
+                " and adapters"
+            )
+        how.change(adapters[0].model, files.name)
+        for adapter in adapters:
+            adapter.network_changed()
+    return checkpoint
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.models.load.libraries import LOADING, transformers
+from gen.models.load.quantize import Quantization
 from gen.models.load.locate import (
     AUTO,
     DTYPES,
@@ -42,8 +43,19 @@ from gen.models.load.locate import (
 from gen.models.zoo import load_lm
 
 LOAD_KEYWORDS = (
-    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile"
+    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
+    "quantization", "adapters",
 )  # fmt: skip
+
+
+WEIGHTS = {"quantization", "adapters"}  # that gen's own models take too
+
+
+def _adapter_folder(adapters: Any) -> str | None:
+    """Return the folder or hub id of an adapter. Raises ``WrongType`` for anything else."""
+    if adapters is not None and (not isinstance(adapters, (str, Path)) or not str(adapters)):
+        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or a hub id")
+    return None if adapters is None else str(adapters)
 
 
 class ModalityModels:
@@ -67,6 +79,8 @@ class ModalityModels:
         device_map: str | Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         compile: bool = False,
+        quantization: Any = None,
+        adapters: str | Path | None = None,
         **options: Any,
     ):
         if not isinstance(modality, (str, Modality)):
@@ -82,12 +96,23 @@ class ModalityModels:
         self.model = None if model is None else str(model)
         picked = pick_device(device)
         self._load_options = LoadOptions(
-            picked, self._dtype_of(dtype, picked), device_map, trust_remote_code
+            picked,
+            self._dtype_of(dtype, picked),
+            device_map,
+            trust_remote_code,
+            Quantization.of(quantization),
+            _adapter_folder(adapters),
         )
         self.compile = compile
         self.negative_condition: Any = None
         self._options = options
-        loading = (("device_map", device_map), ("trust_remote_code", trust_remote_code))
+        how = self._load_options
+        loading = (
+            ("device_map", device_map),
+            ("trust_remote_code", trust_remote_code),
+            ("quantization", how.quantization and how.quantization.plain),
+            ("adapters", how.adapters),
+        )
         explicit = {**{k: v for k, v in loading if v}, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
         # what samplers learned of each model and want to know in the next call
@@ -123,7 +148,7 @@ class ModalityModels:
         checkpoint = None if self.model is None else self._published(self.model)
         if checkpoint is not None:
             self.modality = checkpoint.modality
-        elif self.model_options:
+        elif self.model_options.keys() - (WEIGHTS if self.model else ()):
             key = next(iter(self.model_options))
             raise GenError(
                 f"model {self.model or 'of the zoo'} got the options"
@@ -261,13 +286,16 @@ class ModalityModels:
         with LOADING:
             if name not in self._checkpoints:
                 files, options = CheckpointFiles.find(name), self._options
+                how = self._load_options
+                if name != self.model:  # an adapter belongs to the model that it was trained for
+                    how = replace(how, adapters=None)
                 if not files.embedded and name != self.model:
                     known = options_of(family_of(files, self.modality.name))
                     options = {k: v for k, v in options.items() if k in known}
                 self._checkpoints[name] = (
                     None
                     if files.embedded
-                    else load_checkpoint(files, self.modality.name, self._load_options, options)
+                    else load_checkpoint(files, self.modality.name, how, options)
                 )
             return self._checkpoints[name]
 
@@ -388,6 +416,8 @@ class ModalityModels:
         if checkpoint is not None:
             return checkpoint, checkpoint.binding, checkpoint.frontend
         model = load_lm(name, self.device, self.dtype)
+        if name == self.model:
+            self._load_options.change(model, name)
         # a foreign config class: the key is there where the recipe wrote it
         frontend = self.frontend(model_kind(name), config_field(model.config, "frontend"))
         return model, self.modality.bind(model.config, frontend, name), frontend

@@ -70,6 +70,9 @@ class Pipeline(PreparedModels):
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``, on a GPU as CUDA graphs. The first calls of
             every shape then take long. A model that cannot be compiled is refused.
+        quantization: weight-only quantisation of the model: ``int8`` or ``int4``,
+            ``{"name": "int4", "group_size": 64}``, or a configuration of torchao.
+        adapters: folder or hub id of a LoRA adapter of PEFT, which is merged into the weights.
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -401,6 +404,8 @@ def load(
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     compile: bool = False,
+    quantization: Any = None,
+    adapters: str | Path | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -416,6 +421,8 @@ def load(
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``.
+        quantization: ``int8`` or ``int4`` weights, by torchao; see ``Pipeline``.
+        adapters: folder or hub id of a LoRA adapter of PEFT.
         options: options of the model's family (``gen ls families``).
 
     Raises:
@@ -432,5 +439,7 @@ def load(
         device_map,
         trust_remote_code,
         compile,
+        quantization,
+        adapters,
         **options,
     )

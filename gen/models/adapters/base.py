@@ -52,6 +52,9 @@ class ModelAdapter:
         other.features = features
         return other
 
+    def network_changed(self) -> None:
+        """Take note that layers of the network have other weights than before."""
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
