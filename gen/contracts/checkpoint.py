@@ -30,6 +30,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
+from gen.models.load.routed import route
 from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
@@ -141,14 +142,15 @@ def _fetched(name: str) -> Path:
 class LoadOptions:
     """Options of loading a checkpoint. ``device_map``: as in accelerate, for models larger than one
     device. ``trust_remote_code``: run code from the folder. ``quantization``: weight-only
-    quantisation. ``adapters``: folder of a LoRA adapter, which is merged into the weights."""
+    quantisation. ``adapters``: folder of a LoRA adapter, which is merged into the
+    weights, or folders by name, of which every row takes its own."""
 
     device: torch.device
     dtype: torch.dtype
     device_map: str | Mapping[str, Any] | None = None
     trust_remote_code: bool = False
     quantization: Quantization | None = None
-    adapters: str | None = None
+    adapters: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a device map that names a missing device."""
@@ -165,7 +167,7 @@ class LoadOptions:
         return self.quantization is not None or self.adapters is not None
 
     def change(self, network: nn.Module, name: str) -> None:
-        """Merge the adapter into a loaded network, then quantise it.
+        """Put the adapters on a loaded network, then quantise it.
 
         Args:
             network: the network.
@@ -174,7 +176,9 @@ class LoadOptions:
         Raises:
             GenError: the adapter does not fit, or the weights cannot be quantised.
         """
-        if self.adapters is not None:
+        if isinstance(self.adapters, Mapping):
+            route(network, self.adapters, name)
+        elif self.adapters is not None:
             merge(network, self.adapters, name)
         if self.quantization is not None:
             quantize(network, self.quantization, name)

@@ -25,7 +25,6 @@ from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.quantize import Quantization
 from gen.models.load.locate import (
     AUTO,
     DTYPES,
@@ -40,6 +39,7 @@ from gen.models.load.locate import (
     readable,
     stored_dtype,
 )
+from gen.models.load.quantize import Quantization
 from gen.models.zoo import load_lm
 
 LOAD_KEYWORDS = (
@@ -51,10 +51,16 @@ LOAD_KEYWORDS = (
 WEIGHTS = {"quantization", "adapters"}  # that gen's own models take too
 
 
-def _adapter_folder(adapters: Any) -> str | None:
-    """Return the folder or hub id of an adapter. Raises ``WrongType`` for anything else."""
-    if adapters is not None and (not isinstance(adapters, (str, Path)) or not str(adapters)):
-        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or a hub id")
+def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
+    """Return the folder or hub id of an adapter, or several by name. Raises ``WrongType`` for
+    anything else."""
+    named = adapters if isinstance(adapters, Mapping) and adapters else {"": adapters}
+    if adapters is not None and not all(
+        isinstance(k, str) and isinstance(v, (str, Path)) and str(v) for k, v in named.items()
+    ):
+        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or folders by name")
+    if isinstance(adapters, Mapping):
+        return {k: str(v) for k, v in adapters.items()}
     return None if adapters is None else str(adapters)
 
 
@@ -80,7 +86,7 @@ class ModalityModels:
         trust_remote_code: bool = False,
         compile: bool = False,
         quantization: Any = None,
-        adapters: str | Path | None = None,
+        adapters: str | Path | Mapping[str, str | Path] | None = None,
         **options: Any,
     ):
         if not isinstance(modality, (str, Modality)):
@@ -101,7 +107,7 @@ class ModalityModels:
             device_map,
             trust_remote_code,
             Quantization.of(quantization),
-            _adapter_folder(adapters),
+            _adapter_folders(adapters),
         )
         self.compile = compile
         self.negative_condition: Any = None
