@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.media.containers import require_package
 from gen.models.load.locate import readable
 from gen.models.load.weights import SHOWN, Weights
 
@@ -74,10 +75,9 @@ def _found(folder: str | Path) -> Path:
     """Return the folder of an adapter: a local one, or that of a hub id. Raises ``GenError``."""
     path = Path(folder).expanduser()
     if not path.is_dir() and str(folder).count("/") == 1:
-        from huggingface_hub import snapshot_download  # heavy, and only hub ids need it
-
+        hub = require_package("huggingface_hub", "huggingface_hub", "an adapter of the hub")
         try:
-            path = Path(snapshot_download(str(folder), allow_patterns=["adapter_*"]))
+            path = Path(hub.snapshot_download(str(folder), allow_patterns=["adapter_*"]))
         except (OSError, ValueError) as error:  # all errors of the hub are one of these
             reason = " ".join(str(error).split())[:300]
             raise GenError(

@@ -96,9 +96,7 @@ def quantize(network: nn.Module, how: Quantization, name: str) -> None:
         GenError: torchao is missing, cannot quantise these weights on this device, or the network
             has no such layers.
     """
-    require_package("torchao", '"gen-toolkit[quantization]"', "quantization")
-    from torchao import quantization as torchao  # heavy, and only needed here
-
+    torchao = require_package("torchao.quantization", '"gen-toolkit[quantization]"', "quantization")
     chosen = block_linears(network)
     if not chosen:
         raise GenError(
