@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
@@ -29,7 +29,10 @@ from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.hub import HubOptions, in_subfolder, require_variant, snapshot_of
 from gen.models.load.locate import pick_device, zoo
+from gen.models.load.peft_adapters import merge
+from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import Reads, note_file, recording
+from gen.models.load.routed import route
 from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
@@ -168,6 +171,9 @@ class LoadOptions:
         offload_folder: folder of the weights that the device map leaves on disk.
         attn_implementation: implementation of attention in transformers, one of ``ATTENTIONS``;
             None is the choice of transformers.
+        quantization: weight-only quantisation.
+        adapters: folder of a LoRA adapter, which is merged into the weights, or folders by name,
+            of which every row takes its own.
     """
 
     device: torch.device
@@ -178,6 +184,8 @@ class LoadOptions:
     max_memory: Mapping[int | str, int | str] | None = None
     offload_folder: str | Path | None = None
     attn_implementation: str | None = None
+    quantization: Quantization | None = None
+    adapters: str | Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
@@ -262,6 +270,28 @@ def _check_memory(memory: Any, device_map: Any) -> None:
             else "max_memory is given without a device_map;"
             f" expected a device_map of {', '.join(MAPS)}"
         )
+
+    @property
+    def changes_weights(self) -> bool:
+        """True where the weights are not used as they are stored."""
+        return self.quantization is not None or self.adapters is not None
+
+    def change(self, network: nn.Module, name: str) -> None:
+        """Put the adapters on a loaded network, then quantise it.
+
+        Args:
+            network: the network.
+            name: name of the model in messages.
+
+        Raises:
+            GenError: the adapter does not fit, or the weights cannot be quantised.
+        """
+        if isinstance(self.adapters, Mapping):
+            route(network, self.adapters, name)
+        elif self.adapters is not None:
+            merge(network, self.adapters, name)
+        if self.quantization is not None:
+            quantize(network, self.quantization, name)
 
 
 class Checkpoint(ABC):
@@ -424,6 +454,17 @@ def load_checkpoint(
     with recording() as reads:
         checkpoint = cls(files, modality, how, **options)
     checkpoint.reads = reads
+    if how.changes_weights:
+        adapters = [checkpoint.adapter(protocol) for protocol in checkpoint.protocols]
+        networks = {id(a.model): a.model for a in adapters}
+        if len(networks) != 1:
+            raise GenError(
+                f"model {files.name} has {len(networks)} networks; expected one for quantization"
+                " and adapters"
+            )
+        how.change(adapters[0].model, files.name)
+        for adapter in adapters:
+            adapter.network_changed()
     return checkpoint
 
 

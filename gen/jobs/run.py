@@ -267,6 +267,11 @@ def save_output(out: Any, folder: str | Path) -> Path:
             "max_new_tokens differs between the items to save, and a job has one number for all;"
             " expected one, or a prompts file whose rows say theirs"
         )
+    if any(i.adapter is not None for i in out.items):
+        raise GenError(
+            "items to save were made with adapters by name, which rows of a job cannot choose;"
+            " expected the folder of one adapter for all"
+        )
     prompts, samples = whole_run(out.items, modality, folder)
     tree = {
         "modality": out.modality,

@@ -21,8 +21,11 @@ DRAWN_SEEDS = 2**31
 class CallOptions(SamplingOptions, total=False):
     """Further keywords of a call: sampling parameters, and other libraries' names of arguments.
 
-    ``prompt`` stands for ``prompts``; the counts for ``num_samples``.
+    ``prompt`` stands for ``prompts``; the counts for ``num_samples``. ``adapter`` is the name of
+    the adapter of all prompts, or a list with one for each, None for the model without one.
     """
+
+    adapter: Any
 
     prompt: Any
     n: int
@@ -118,6 +121,30 @@ def read_limits(options: dict[str, Any], prompts: int) -> list[int] | None:
         )
     options["max_new_tokens"] = max(limits)
     return limits
+
+
+def read_adapters(adapter: Any, prompts: int) -> list[str | None]:
+    """Return the name of every prompt's adapter.
+
+    Args:
+        adapter: one name, a list with one for each prompt, or None.
+        prompts: number of prompts.
+
+    Raises:
+        GenError: another number of them came.
+        WrongType: something else came.
+    """
+    names = [adapter] * prompts if adapter is None or isinstance(adapter, str) else adapter
+    if not isinstance(names, (list, tuple)) or not all(
+        name is None or isinstance(name, str) for name in names
+    ):
+        raise bad_type("adapter", adapter, "a name, or a list of names")
+    if len(names) != prompts:
+        raise GenError(
+            f"adapter has {len(names)} names and there are {prompts} prompts; expected one for"
+            " each, or one name"
+        )
+    return list(names)
 
 
 def read_seed(seed: Any) -> int:

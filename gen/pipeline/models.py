@@ -40,13 +40,30 @@ from gen.models.load.locate import (
     readable,
     stored_dtype,
 )
+from gen.models.load.quantize import Quantization
 from gen.models.zoo import load_lm
 
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
 LOAD_KEYWORDS = (
     "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
-    *HUB_KEYWORDS, *PLACEMENT,
+    *HUB_KEYWORDS, *PLACEMENT, "quantization", "adapters",
 )  # fmt: skip
+
+
+WEIGHTS = {"quantization", "adapters"}  # that gen's own models take too
+
+
+def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
+    """Return the folder or hub id of an adapter, or several by name. Raises ``WrongType`` for
+    anything else."""
+    named = adapters if isinstance(adapters, Mapping) and adapters else {"": adapters}
+    if adapters is not None and not all(
+        isinstance(k, str) and isinstance(v, (str, Path)) and str(v) for k, v in named.items()
+    ):
+        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or folders by name")
+    if isinstance(adapters, Mapping):
+        return {k: str(v) for k, v in adapters.items()}
+    return None if adapters is None else str(adapters)
 
 
 class ModalityModels:
@@ -71,6 +88,8 @@ class ModalityModels:
         device_map: str | Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         compile: bool = False,
+        quantization: Any = None,
+        adapters: str | Path | Mapping[str, str | Path] | None = None,
         **options: Any,
     ):
         if not isinstance(modality, (str, Modality)):
@@ -88,14 +107,28 @@ class ModalityModels:
         hub = HubOptions(**{k: options.pop(k) for k in HUB_KEYWORDS if k in options})
         placement = {k: options.pop(k, None) for k in PLACEMENT}
         self._load_options = LoadOptions(
-            picked, torch.float32, device_map, trust_remote_code, hub, **placement
+            picked,
+            torch.float32,
+            device_map,
+            trust_remote_code,
+            hub,
+            **placement,
+            quantization=Quantization.of(quantization),
+            adapters=_adapter_folders(adapters),
         )
         self._files: dict[str, CheckpointFiles] = {}
         self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
         self.compile = compile
         self.negative_condition: Any = None
         self._options = options
-        loading = {"device_map": device_map, "trust_remote_code": trust_remote_code, **placement}
+        how = self._load_options
+        loading = {
+            "device_map": device_map,
+            "trust_remote_code": trust_remote_code,
+            "quantization": how.quantization and how.quantization.plain,
+            "adapters": how.adapters,
+            **placement,
+        }
         explicit = {**{k: v for k, v in loading.items() if v}, **hub.said, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
         # what samplers learned of each model and want to know in the next call
@@ -172,7 +205,7 @@ class ModalityModels:
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        return set(HUB_KEYWORDS) - refused
+        return set(HUB_KEYWORDS) - refused | (WEIGHTS if self.model is not None else set())
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -315,6 +348,8 @@ class ModalityModels:
         with LOADING:
             if name not in self._checkpoints:
                 files, options, how = self.files(name), self._options, self._load_options
+                if name != self.model:  # an adapter belongs to the model that it was trained for
+                    how = replace(how, adapters=None)
                 if not files.embedded and name != self.model:
                     family = family_of(files, self.modality.name)
                     options = {k: v for k, v in options.items() if k in options_of(family)}
@@ -444,6 +479,8 @@ class ModalityModels:
             return checkpoint, checkpoint.binding, checkpoint.frontend
         where = self._local(name)
         model = load_lm(where, self.device, self.dtype)
+        if name == self.model:
+            self._load_options.change(model, name)
         # a foreign config class: the key is there where the recipe wrote it
         frontend = self.frontend(model_kind(where), config_field(model.config, "frontend"))
         return model, self.modality.bind(model.config, frontend, name), frontend

@@ -37,6 +37,7 @@ class ItemPlan:
             seed.
         max_new_tokens: tokens that this item may have, where they differ between items.
         given: condition as the user gave it; None where the prompt is all of it.
+        adapter: name of the adapter that this item is computed with; None for none.
     """
 
     index: int
@@ -45,6 +46,7 @@ class ItemPlan:
     condition: Any = None
     max_new_tokens: int | None = None
     given: Condition | None = None
+    adapter: str | None = None
 
 
 MEDIA_KINDS = ("image", "audio", "video")

@@ -36,6 +36,7 @@ from gen.models.load.locate import AUTO
 from gen.pipeline.arguments import (
     CallOptions,
     check_types,
+    read_adapters,
     read_count,
     read_integer,
     read_limits,
@@ -71,6 +72,10 @@ class Pipeline(PreparedModels):
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``, on a GPU as CUDA graphs. The first calls of
             every shape then take long. A model that cannot be compiled is refused.
+        quantization: weight-only quantisation of the model: ``int8`` or ``int4``,
+            ``{"name": "int4", "group_size": 64}``, or a configuration of torchao.
+        adapters: folder or hub id of a LoRA adapter of PEFT, which is merged into the weights; or
+            several by name, of which every prompt takes its own (``adapter`` of a call) or none.
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -162,6 +167,7 @@ class Pipeline(PreparedModels):
         conditions = read_prompts(prompts, options.pop("prompt", None))
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
+        adapters = read_adapters(options.pop("adapter", None), len(conditions))
         explicit = read_sampling(options, CALL_KEYWORDS)
         items = self.plan(conditions, count, read_seed(seed))
         part = self.part_of(items)
@@ -175,6 +181,7 @@ class Pipeline(PreparedModels):
         self.model_name(spec, part)
         if limits is not None:
             items = [replace(x, max_new_tokens=limits[n // count]) for n, x in enumerate(items)]
+        items = [replace(x, adapter=adapters[n // count]) for n, x in enumerate(items)]
         return GenerationRequest(items, spec, resolved, params)
 
     def _make_all(self, request: GenerationRequest, bar: ProgressBar) -> PipelineOutput:
@@ -463,6 +470,8 @@ def load(
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     compile: bool = False,
+    quantization: Any = None,
+    adapters: str | Path | Mapping[str, str | Path] | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -480,6 +489,8 @@ def load(
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``.
+        quantization: ``int8`` or ``int4`` weights, by torchao; see ``Pipeline``.
+        adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant`` and ``local_files_only`` (``gen.models.load.hub.HubOptions``),
@@ -507,5 +518,7 @@ def load(
         device_map,
         trust_remote_code,
         compile,
+        quantization,
+        adapters,
         **options,
     )

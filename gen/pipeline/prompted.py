@@ -4,11 +4,12 @@ media that come out."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
@@ -24,7 +25,9 @@ from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.graphs import compiled_forward
+from gen.models.load.routed import router_of
 from gen.models.targets.base import Target
+from gen.models.targets.causal import CausalTarget
 from gen.pipeline.candidates import decoded_on_demand
 from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
 from gen.pipeline.evaluator import RunEvaluator
@@ -99,8 +102,33 @@ class PromptedModels(ModalityModels):
         target = kind.targets[space.kind](
             adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
         )
+        if name == self.model:
+            self._route(target, adapter, items)
         target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
+
+    def _route(self, target: Target, adapter: Any, items: Sequence[ItemPlan]) -> None:
+        """Tell a target the adapters of its items.
+
+        Raises:
+            GenError: an unknown adapter, or a target that computes all rows alike.
+        """
+        chosen = {item.adapter for item in items} - {None}
+        if not isinstance(self._load_options.adapters, Mapping):
+            if chosen:
+                raise GenError(
+                    f"adapter is {sorted(chosen)[0]!r}, and model {self.model} has no adapters by"
+                    " name; expected adapters={name: folder} where it is loaded"
+                )
+            return
+        router = router_of(adapter.model)
+        if router is None or not isinstance(target, CausalTarget):
+            raise GenError(
+                "adapters by name are chosen for each row, which causal models alone can do;"
+                " expected the folder of one adapter"
+            )
+        target.router = router
+        target.adapters = np.array([router.number(item.adapter) for item in items])
 
     def _adapter(self, name: str, protocol: str, space: TokenSpace) -> Any:
         """Return a model's adapter of a protocol, compiled where that is asked for.

@@ -79,6 +79,12 @@ def save_pipeline(
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise bad_value("folder", str(folder), "a folder that is new or empty")
+    changed = [key for key in ("quantization", "adapters") if key in pipe.model_options]
+    if changed:
+        raise GenError(
+            f"the pipeline was loaded with {' and '.join(changed)}, and weights are saved as they"
+            " are stored; expected a pipeline without, and the keyword for gen.load later"
+        )
     modality = pipe.modality_name()
     name = pipe.model_name(pipe.defaults.complete_sampler(sampler))
     model, _, _ = pipe.bound(name)

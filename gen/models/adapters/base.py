@@ -105,6 +105,9 @@ class ModelAdapter:
             return self.network(inputs, positions, mask, cache)
         return self.graphs.against_slots(self, inputs, positions, mask, cache)
 
+    def network_changed(self) -> None:
+        """Take note that layers of the network have other weights than before."""
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device

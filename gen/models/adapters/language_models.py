@@ -43,6 +43,10 @@ class LanguageModel(ModelAdapter):
         """True where forward passes go through ``gen.models.adapters.fast_llama``."""
         return self._lean is not None
 
+    def network_changed(self) -> None:
+        """See ``ModelAdapter``. The fast forward holds weights, not layers."""
+        self._lean = LeanLlama.of(self.model)
+
     def use_forward(self, lean: LeanLlama) -> None:
         """Replace the fast forward, such as by one that counts its calls."""
         self._lean = lean

@@ -4,6 +4,7 @@ of everything that is committed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Self, cast
 
@@ -22,6 +23,7 @@ from gen.models.adapters.protocols import (
     SuperposedModel,
     TreeModel,
 )
+from gen.models.load.routed import Router
 from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
 from gen.models.targets.past import Past
 
@@ -39,10 +41,14 @@ class CausalTarget(Target):
             None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
+        router: chooses the adapters of the rows; None where the network has none by name.
+        adapters: adapter of each item, int64 [N], with a router.
     """
 
     model: CausalModel
     left_to_right = True
+    router: Router | None = None
+    adapters: np.ndarray | None = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -118,6 +124,8 @@ class CausalTarget(Target):
     def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
         """See ``Target.put``."""
         super().put(items, other, numbers)
+        if self.adapters is not None and isinstance(other, CausalTarget):
+            self.adapters[items] = 0 if other.adapters is None else other.adapters[numbers]
         self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
         if self.past is not None:
             prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
@@ -250,7 +258,8 @@ class CausalTarget(Target):
             num_computed = num_computed + computed * self._prompt_positions[self.prompts.row_items]
             num_positions = num_positions + computed * (self.prompt.shape[1] - 1) * self.branches
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
-        out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
+        with self._routed():
+            out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
         if prefix is not None and hidden is not None:
             prompt_states, hidden = self._without_prompts(hidden, width)
@@ -289,8 +298,26 @@ class CausalTarget(Target):
             padded = (self.prompt.shape[1] - 1) * self.branches
             num_positions = num_positions + np.where(fresh, padded, 0)
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
-        out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
+        with self._routed():
+            out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
         return StepOutput(self._outcome(out, positions)[0], num_computed, num_positions)
+
+    def _routed(self, rows: Tensor | None = None) -> AbstractContextManager[None]:
+        """Compute the forward pass inside with the adapters of some rows of all branches, long
+        [n]; None means of all."""
+        if self.router is None:
+            return nullcontext()
+        index = torch.from_numpy(self._row_adapters()).to(self.device).repeat(self.branches)
+        return self.router.rows(index if rows is None else index[rows])
+
+    def _row_adapters(self) -> np.ndarray:
+        """Look up the adapter of each row, int64 [B]; 0 where there are none."""
+        items = self.prompts.row_items
+        return np.zeros_like(items) if self.adapters is None else self.adapters[items]
+
+    def _handed_over(self, fresh: Self) -> Self:
+        fresh.router, fresh.adapters = self.router, self.adapters
+        return super()._handed_over(fresh)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
@@ -372,9 +399,11 @@ class CausalTarget(Target):
         prompts, found = self.prompts, np.arange(self.rows)
         tokens = prompts.tokens.view(self.branches, self.rows, -1).transpose(0, 1).cpu().numpy()
         lengths = prompts.host_lengths.reshape(self.branches, -1)[:, prompts.row_items]
+        adapters = self._row_adapters()
         rows: dict[bytes, int] = {}
         for row in self._fresh.nonzero()[0].tolist():
-            found[row] = rows.setdefault(tokens[row].tobytes() + lengths[:, row].tobytes(), row)
+            key = tokens[row].tobytes() + lengths[:, row].tobytes() + adapters[row].tobytes()
+            found[row] = rows.setdefault(key, row)
         return found
 
     def _share_prefill(self, first: Tensor, alike: np.ndarray) -> None:
@@ -406,7 +435,8 @@ class CausalTarget(Target):
         if some:
             self.cache.select(rows)
         try:
-            return self._prompt_states(take(first[rows], slots), slots, rows)
+            with self._routed(rows):
+                return self._prompt_states(take(first[rows], slots), slots, rows)
         finally:
             if some:
                 self.cache.select(None)

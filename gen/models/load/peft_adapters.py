@@ -1,0 +1,181 @@
+"""LoRA adapters in PEFT's layout, added to the weights of a loaded network.
+
+    W' = W + s B A,   s = alpha / r,  or  alpha / sqrt(r) with rsLoRA
+
+A folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` with the matrices A [r, in]
+and B [out, r] of linear layers, by the layers' names. The sum is made in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gen.core.errors import GenError
+from gen.media.containers import require_package
+from gen.models.load.locate import readable
+from gen.models.load.weights import SHOWN, Weights
+
+CONFIG, FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX, ENDS = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Addition B A to the weight of a linear layer: A [r, in], and B [out, r] with the scale."""
+
+    a: Tensor
+    b: Tensor
+
+
+def read_adapter(folder: str | Path) -> dict[str, LowRank]:
+    """Read a LoRA adapter: its additions in float64, by the names of layers.
+
+    Args:
+        folder: folder that ``save_pretrained`` of PEFT wrote, or the id of one in the hub's cache.
+
+    Raises:
+        GenError: there is no adapter, it cannot be read, or is of a kind that is not supported.
+    """
+    path = _found(folder)
+    with readable("adapter", folder):
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    _require_lora(config, folder)
+    file = next((path / name for name in FILES if (path / name).is_file()), None)
+    if file is None:
+        raise GenError(f"adapter {folder} has no weights; expected {' or '.join(FILES)}")
+    parts: dict[str, dict[str, Tensor]] = {}
+    other = []
+    weights = Weights(file)
+    for key in weights:
+        end = next((e for e in ENDS if key.endswith(e)), None)
+        if end is None:
+            other.append(key)
+            continue
+        layer = key.removeprefix(PREFIX).removesuffix(end)
+        parts.setdefault(layer, {})[ENDS[end]] = weights[key].double()
+    halves = [layer for layer, pair in parts.items() if len(pair) < 2]
+    if other or halves or not parts:
+        named = ", ".join(sorted([*other, *halves])[:SHOWN]) or "no tensors"
+        raise GenError(
+            f"adapter {folder} has {named}; expected lora_A and lora_B of linear layers alone"
+        )
+    return {layer: _scaled(layer, pair, config, folder) for layer, pair in parts.items()}
+
+
+def _found(folder: str | Path) -> Path:
+    """Return the folder of an adapter: a local one, or that of a hub id. Raises ``GenError``."""
+    path = Path(folder).expanduser()
+    if not path.is_dir() and str(folder).count("/") == 1:
+        hub = require_package("huggingface_hub", "huggingface_hub", "an adapter of the hub")
+        try:
+            path = Path(hub.snapshot_download(str(folder), allow_patterns=["adapter_*"]))
+        except (OSError, ValueError) as error:  # all errors of the hub are one of these
+            reason = " ".join(str(error).split())[:300]
+            raise GenError(
+                f"adapter {folder} is no local folder, and the hub does not give it ({reason})"
+            ) from None
+    if not (path / CONFIG).is_file():
+        raise GenError(f"adapter {folder} has no {CONFIG}; expected a folder that PEFT wrote")
+    return path
+
+
+def _require_lora(config: Mapping[str, Any], folder: str | Path) -> None:
+    """Raise ``GenError`` for an adapter that is more or something else than low-rank matrices."""
+    kind = config.get("peft_type")
+    wrong = None if kind == "LORA" else f"peft_type {kind!r}"
+    for key in ("use_dora", "lora_bias", "modules_to_save", "fan_in_fan_out", "layer_replication"):
+        wrong = wrong or (f"{key} {config[key]!r}" if config.get(key) else None)
+    if config.get("bias", "none") != "none":
+        wrong = wrong or f"bias {config['bias']!r}"
+    if wrong:
+        raise GenError(f"adapter {folder} has {wrong}; expected plain LoRA on linear layers")
+
+
+def _scaled(
+    layer: str, pair: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path
+) -> LowRank:
+    """Return the addition of a layer with its scale. Raises ``GenError`` for a wrong rank."""
+    a, b = pair["A"], pair["B"]
+    patterns = {**(config.get("alpha_pattern") or {})}
+    ranks = {**(config.get("rank_pattern") or {})}
+
+    def of(table: Mapping[str, Any], usual: Any) -> Any:
+        found = (v for k, v in table.items() if re.match(rf"(.*\.)?({k})$", layer))
+        return next(found, usual)
+
+    rank, alpha = of(ranks, config.get("r")), of(patterns, config.get("lora_alpha"))
+    if a.dim() != 2 or b.dim() != 2 or not len(a) == b.shape[1] == rank:
+        raise GenError(
+            f"adapter {folder} has matrices {tuple(a.shape)} and {tuple(b.shape)} for layer"
+            f" {layer}; expected rank {rank}, as its config says"
+        )
+    return LowRank(a, b * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)))
+
+
+def layers_of(
+    network: nn.Module, additions: Mapping[str, LowRank], folder: str | Path, name: str
+) -> dict[str, nn.Linear]:
+    """Find the layers of a network that an adapter adds to, by name.
+
+    Args:
+        network: the network.
+        additions: the adapter.
+        folder: name of the adapter in messages.
+        name: name of the model in messages.
+
+    Raises:
+        GenError: the network lacks a layer, or has it in another shape: the adapter is another
+            model's.
+    """
+    linears = {k: m for k, m in network.named_modules() if isinstance(m, nn.Linear)}
+    wrong = []
+    for layer, x in additions.items():
+        shape = (len(x.b), x.a.shape[1])
+        if layer not in linears:
+            wrong.append(f"{layer}, which the model lacks")
+        elif tuple(linears[layer].weight.shape) != shape:
+            wrong.append(f"{layer} {shape}, expected {tuple(linears[layer].weight.shape)}")
+    if wrong:
+        rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise GenError(
+            f"adapter {folder} does not fit model {name}: it adds to {'; '.join(wrong[:3])}{rest}"
+        )
+    return {layer: linears[layer] for layer in additions}
+
+
+@torch.no_grad()
+def merge(network: nn.Module, folder: str | Path, name: str) -> None:
+    """Add an adapter to the weights of a network.
+
+    Args:
+        network: the network, which is changed.
+        folder: the adapter.
+        name: name of the model in messages.
+
+    Raises:
+        GenError: the adapter cannot be read, or does not fit; the network is unchanged.
+    """
+    additions = read_adapter(folder)
+    tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
+    for layer, linear in layers_of(network, additions, folder, name).items():
+        if linear.weight.device.type == "meta":
+            raise GenError(
+                f"layer {layer} of model {name} is offloaded; expected another device_map"
+            )
+        if id(linear.weight) in tables:
+            raise GenError(
+                f"adapter {folder} adds to {layer}, whose weight is that of the embedding of model"
+                f" {name} too; expected layers with weights of their own"
+            )
+    for layer, linear in layers_of(network, additions, folder, name).items():
+        x, weight = additions[layer], linear.weight
+        weight.copy_(weight.double() + (x.b @ x.a).to(weight.device))
