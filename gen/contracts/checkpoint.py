@@ -256,21 +256,6 @@ class LoadOptions:
             **{k: v for k, v in given.items() if v is not None},
         }
 
-
-def _check_memory(memory: Any, device_map: Any) -> None:
-    """Raise ``GenError`` for a ``max_memory`` that accelerate would not take or not read."""
-    if not isinstance(memory, Mapping) or not all(
-        isinstance(k, (int, str)) and isinstance(v, (int, str)) for k, v in memory.items()
-    ):
-        raise bad_type("max_memory", memory, "a mapping such as {0: '20GiB', 'cpu': '60GiB'}")
-    if not isinstance(device_map, str):
-        raise GenError(
-            f"max_memory is given with {'a' if device_map else 'no'} device_map that lists modules;"
-            if device_map
-            else "max_memory is given without a device_map;"
-            f" expected a device_map of {', '.join(MAPS)}"
-        )
-
     @property
     def changes_weights(self) -> bool:
         """True where the weights are not used as they are stored."""
@@ -292,6 +277,21 @@ def _check_memory(memory: Any, device_map: Any) -> None:
             merge(network, self.adapters, name)
         if self.quantization is not None:
             quantize(network, self.quantization, name)
+
+
+def _check_memory(memory: Any, device_map: Any) -> None:
+    """Raise ``GenError`` for a ``max_memory`` that accelerate would not take or not read."""
+    if not isinstance(memory, Mapping) or not all(
+        isinstance(k, (int, str)) and isinstance(v, (int, str)) for k, v in memory.items()
+    ):
+        raise bad_type("max_memory", memory, "a mapping such as {0: '20GiB', 'cpu': '60GiB'}")
+    if not isinstance(device_map, str):
+        raise GenError(
+            f"max_memory is given with {'a' if device_map else 'no'} device_map that lists modules;"
+            if device_map
+            else "max_memory is given without a device_map;"
+            f" expected a device_map of {', '.join(MAPS)}"
+        )
 
 
 class Checkpoint(ABC):
