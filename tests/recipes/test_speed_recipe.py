@@ -63,5 +63,5 @@ def test_the_calls_made_again_without_the_loop_are_those_of_the_loop():
 
 
 def test_a_model_of_another_name_is_refused(tmp_path):
-    with pytest.raises(GenError, match="--models names 7B; expected some of 300M, 1B"):
-        speed.main(["--models", "300M,7B", "--out", str(tmp_path)])
+    with pytest.raises(GenError, match="--models names 9B; expected some of 300M, 1B, 7B"):
+        speed.main(["--models", "300M,9B", "--out", str(tmp_path)])
