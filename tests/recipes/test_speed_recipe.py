@@ -43,7 +43,7 @@ def test_the_calls_made_again_without_the_loop_are_those_of_the_loop():
         speed.make(size, torch.device("cpu"), torch.float64),
         size,
         3,
-        speed.SAMPLERS["jacobi 16"],
+        {"name": "speculative_jacobi", "window": 16},
         {"temperature": 0.05},
         False,
     )
