@@ -17,7 +17,7 @@ def test_every_model_batch_and_sampler_is_a_row_and_an_image(tmp_path, capsys):
     assert speed.main(["--quick", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "speed.json").read_text())["found"]
     assert [(r["rows"], r["sampler"]) for r in found] == [
-        (n, s) for n in (1, 2) for s in speed.SAMPLERS
+        (n, s) for n in (1, 2) for s in speed.samplers(speed.WINDOWS)
     ]
     for row in found:
         base = next(
@@ -43,7 +43,7 @@ def test_the_calls_made_again_without_the_loop_are_those_of_the_loop():
         speed.make(size, torch.device("cpu"), torch.float64),
         size,
         3,
-        speed.SAMPLERS["jacobi 16"],
+        {"name": "speculative_jacobi", "window": 16},
         {"temperature": 0.05},
         False,
     )
@@ -63,5 +63,5 @@ def test_the_calls_made_again_without_the_loop_are_those_of_the_loop():
 
 
 def test_a_model_of_another_name_is_refused(tmp_path):
-    with pytest.raises(GenError, match="--models names 7B; expected some of 300M, 1B"):
-        speed.main(["--models", "300M,7B", "--out", str(tmp_path)])
+    with pytest.raises(GenError, match="--models names 9B; expected some of 300M, 1B, 7B"):
+        speed.main(["--models", "300M,9B", "--out", str(tmp_path)])

@@ -12,13 +12,21 @@ _NAMES: dict[type[nn.Module], str] = {}
 
 
 def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
-    """Return the keyword argument that gives a module, or a layer of one, its KV cache.
-
-    Code that came with a checkpoint may have another name than the library. A wrapper that names
-    neither gets ``past_key_values``.
-    """
+    """Return the keyword argument that gives a module, or a layer of one, its KV cache."""
     cls = type(module)
     if cls not in _NAMES:
-        named = inspect.signature(cls.forward).parameters
-        _NAMES[cls] = "cache" if "cache" in named else "past_key_values"
+        _NAMES[cls] = _cache_name(cls)
     return {_NAMES[cls]: cache}
+
+
+def _cache_name(cls: type[nn.Module]) -> str:
+    """Return the name in the forward of a class, or of the first base class that has one.
+
+    Code that came with a checkpoint may have another name than the library.
+    """
+    for base in cls.__mro__:
+        named = inspect.signature(vars(base).get("forward", len)).parameters
+        found = next((name for name in ("cache", "past_key_values") if name in named), None)
+        if found is not None:
+            return found
+    return "past_key_values"
