@@ -333,8 +333,8 @@ class CausalTarget(Target):
             if parents is not None:
                 if not isinstance(self.model, TreeModel):
                     raise GenError(
-                        f"the draft is a tree, and {type(self.model).__name__} takes chains; expected"
-                        " a causal language model of transformers"
+                        f"the draft is a tree, and {type(self.model).__name__} takes chains;"
+                        " expected a causal language model of transformers"
                     )
                 parents = parents.repeat(self.branches, 1)
                 if not self.hidden_layers:
