@@ -258,8 +258,7 @@ class CausalTarget(Target):
             num_computed = num_computed + computed * self._prompt_positions[self.prompts.row_items]
             num_positions = num_positions + computed * (self.prompt.shape[1] - 1) * self.branches
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
-        with self._routed():
-            out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
+        out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
         if prefix is not None and hidden is not None:
             prompt_states, hidden = self._without_prompts(hidden, width)
@@ -330,20 +329,21 @@ class CausalTarget(Target):
             keep: logits of so many last tokens are needed; 0 means of all.
             parents: long [B, L - 1]; None means a chain.
         """
-        if parents is not None:
-            if not isinstance(self.model, TreeModel):
-                raise GenError(
-                    f"the draft is a tree, and {type(self.model).__name__} takes chains; expected"
-                    " a causal language model of transformers"
-                )
-            parents = parents.repeat(self.branches, 1)
-            if not self.hidden_layers:
-                return self.model.forward_tree(tokens, slots, parents, self.cache), None
-        if self.hidden_layers:
-            out, states = self._with_states(tokens, slots, parents)
-            return out, {name: x[: self.rows] for name, x in states.items()}
-        more = {"keep": keep} if keep and self.model.keeps else {}
-        return self.model.forward(tokens, slots, self.cache, **more), None
+        with self._routed():
+            if parents is not None:
+                if not isinstance(self.model, TreeModel):
+                    raise GenError(
+                        f"the draft is a tree, and {type(self.model).__name__} takes chains;"
+                        " expected a causal language model of transformers"
+                    )
+                parents = parents.repeat(self.branches, 1)
+                if not self.hidden_layers:
+                    return self.model.forward_tree(tokens, slots, parents, self.cache), None
+            if self.hidden_layers:
+                out, states = self._with_states(tokens, slots, parents)
+                return out, {name: x[: self.rows] for name, x in states.items()}
+            more = {"keep": keep} if keep and self.model.keeps else {}
+            return self.model.forward(tokens, slots, self.cache, **more), None
 
     def _with_states(
         self, tokens: Tensor, slots: Tensor, parents: Tensor | None = None
