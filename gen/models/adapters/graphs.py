@@ -201,6 +201,11 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
             f"compile does not support {type(named).__name__} as {type(adapter).__name__}; expected"
             " a causal, masked or block model of codes whose attention takes masks and positions"
         )
+    if adapter.takes_block_masks:
+        raise GenError(
+            "compile does not support attn_implementation 'flex_attention', which compiles its own"
+            " kernels; expected 'sdpa' or 'eager', or compile off"
+        )
     devices = sorted({str(p.device) for p in adapter.model.parameters()})
     if len(devices) > 1 or devices == ["meta"]:
         raise GenError(
