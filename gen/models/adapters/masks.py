@@ -88,12 +88,14 @@ def blocks_of_tree(root: Tensor, on_branch: Tensor, positions: int, slots: int) 
         slots: number of slots.
     """
     drafts = on_branch.shape[1]
-    # the root sees no draft, and nothing sees a slot behind the last draft
-    branch = F.pad(on_branch, (0, 1, 1, 0))
+    # Columns: the root's slot, then whether a draft is seen. The root sees no draft, and nothing
+    # sees a slot behind the last draft. One tensor, since kernels of a CPU take no second one.
+    seen = F.pad(on_branch.long(), (1, 1, 1, 0))
+    seen[..., 0] = root[:, None]
 
     def rule(row: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        draft = (slot - positions).clamp(0, drafts)
-        return torch.where(slot < positions, slot <= root[row], branch[row, query, draft])
+        column = (slot - positions + 1).clamp(0, drafts + 1)
+        return torch.where(column > 0, 1, slot) <= seen[row, query, column]
 
     width = 1 + drafts
     first, end = _bounds(slots, root.device)
