@@ -37,7 +37,7 @@ from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
-ATTENTIONS = ("sdpa", "eager")  # of transformers, those that take explicit masks [B, 1, L, S]
+ATTENTIONS = ("sdpa", "eager", "flex_attention")  # those that take a mask of every query and key
 NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 # keywords that a family takes or not (``Checkpoint.takes``)
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})

@@ -27,6 +27,10 @@ class ModelAdapter:
         counts_known: a masked model of latents takes the positions known after a step.
         compiles: forward passes can run as graphs: ``network``, and of a masked model
             ``canvas_network``, are functions of tensors.
+        constant_widths: widths of a pass, above 1, that ``torch.compile`` would take as constants in
+            graphs of their own; such a pass is padded.
+        takes_block_masks: the network's attention is ``flex_attention``, whose masks are block masks
+            (``gen.models.adapters.masks``); other networks take what is added to scores.
         graphs: graphs of the forward passes (``gen.models.adapters.graphs``); None where they run
             without.
     """
@@ -39,6 +43,8 @@ class ModelAdapter:
     max_positions: int | None = None
     counts_known: bool = False
     compiles: bool = False
+    constant_widths: frozenset[int] = frozenset()
+    takes_block_masks: bool = False
     graphs: Any = None
     features: Sequence[dict[str, Tensor]] = ()
 

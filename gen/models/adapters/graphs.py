@@ -133,12 +133,15 @@ class Graphs:
         Returns:
             Logits [B, L, V].
         """
-        width = positions.shape[1]
+        width = padded = positions.shape[1]
         # a view is a graph of its own, since a graph is told of what lies behind a view
         inputs = {name: _whole(x) for name, x in inputs.items()}
         positions, slots = _whole(positions), _whole(cache.positions)
         if self.pads:
-            more = (1 << (width - 1).bit_length()) - width
+            padded = 1 << (width - 1).bit_length()
+        while padded > 1 and padded in adapter.constant_widths:
+            padded += 1
+        if more := padded - width:
             inputs = {name: _repeat_last(x, more, 1) for name, x in inputs.items()}
             positions, slots = _repeat_last(positions, more, 1), _repeat_last(slots, more, 1)
             mask = _repeat_last(mask, more, 2)
@@ -147,7 +150,7 @@ class Graphs:
         out = _traced(
             adapter, run, adapter, inputs, positions, mask, slots, keys, values, cache.tables
         )
-        return out[:, :width] if self.pads else out
+        return out[:, :width] if more else out
 
     def over_canvas(self, adapter: Any, *args: Any) -> Tensor:
         """Run the network of an adapter over a whole canvas: arguments of ``canvas_network``."""
@@ -162,8 +165,6 @@ def _whole(x: Tensor) -> Tensor:
 def _repeat_last(x: Tensor, times: int, axis: int) -> Tensor:
     """Repeat the last column of an axis: a token that comes again at its position changes
     nothing."""
-    if not times:
-        return x
     last = x.narrow(axis, x.shape[axis] - 1, 1)
     return torch.cat([x, *[last] * times], axis)
 
@@ -200,6 +201,11 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
         raise GenError(
             f"compile does not support {type(named).__name__} as {type(adapter).__name__}; expected"
             " a causal, masked or block model of codes whose attention takes masks and positions"
+        )
+    if adapter.takes_block_masks:
+        raise GenError(
+            "compile does not support attn_implementation 'flex_attention', which compiles its own"
+            " kernels; expected 'sdpa' or 'eager', or compile off"
         )
     devices = sorted({str(p.device) for p in adapter.model.parameters()})
     if len(devices) > 1 or devices == ["meta"]:

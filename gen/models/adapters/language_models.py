@@ -16,13 +16,14 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
-from gen.models.adapters.masks import hide
+from gen.models.adapters.masks import Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
+from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
 
 
@@ -37,6 +38,7 @@ class LanguageModel(ModelAdapter):
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
+        self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
 
     @property
     def has_fast_forward(self) -> bool:
@@ -53,7 +55,7 @@ class LanguageModel(ModelAdapter):
 
     def new_cache(self, slots: int) -> SlotCache:
         cache = SlotCache(self.config.num_hidden_layers, slots)
-        cache.whole = self.graphs is not None
+        cache.whole, cache.block_masks = self.graphs is not None, self.takes_block_masks
         return cache
 
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
@@ -70,7 +72,7 @@ class LanguageModel(ModelAdapter):
         self,
         tokens: Tensor,
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Mask | None,
         cache: SlotCache,
         keep: int = 0,
         taps: dict[int, Tensor | None] | None = None,
@@ -95,7 +97,7 @@ class LanguageModel(ModelAdapter):
         return self._lean.run(tokens, positions, cache.tables, _attend_in(cache, mask), keep, taps)
 
     def network(
-        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, cache: Any
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Mask | None, cache: Any
     ) -> Tensor:
         """See ``ModelAdapter``."""
         if self._lean is None:
@@ -107,7 +109,7 @@ class LanguageModel(ModelAdapter):
         self,
         inputs: dict[str, Tensor],
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Mask | None,
         cache: Any,
         **more: int,
     ) -> Tensor:
@@ -122,7 +124,7 @@ class LanguageModel(ModelAdapter):
         ).logits
 
 
-def _attend_in(cache: Any, mask: Tensor | None) -> Attend:
+def _attend_in(cache: Any, mask: Mask | None) -> Attend:
     """Return the attention of the fast forward in the slots of a cache."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def _attend_in(cache: Any, mask: Tensor | None) -> Attend:
     return attend
 
 
-def _attend_among(mask: Tensor | None) -> Attend:
+def _attend_among(mask: Mask | None) -> Attend:
     """Return the attention of the fast forward among the tokens of a call."""
     return lambda layer, q, k, v: attention(q, k, v, mask)
 
@@ -234,6 +236,7 @@ class CausalLM(LanguageModel):
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
         other._lean, other.graphs = LeanLlama.of(model), None
+        other.takes_block_masks = attention_implementation(other.config) == "flex_attention"
         return other
 
     def check_layers(self, layers: Sequence[str]) -> None:
@@ -342,6 +345,9 @@ class MaskedLM(LanguageModel):
             if taps is not None:
                 attend = _attend_among(mask)
                 return self._lean.run(ids, at, self._tables, attend, keep, taps)
+        elif self.takes_block_masks:
+            seen = torch.ones_like(ids, dtype=torch.bool) if hidden is None else ~hidden[:, 0, 0]
+            mask = blocks_among(seen, width)
         else:
             mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
                 len(ids), -1, -1, -1
@@ -361,7 +367,7 @@ class MaskedLM(LanguageModel):
         return out.logits
 
     def _over_canvas(
-        self, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor | None, keep: int
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: Mask | None, keep: int
     ) -> Tensor:
         """Run ``canvas_network``, as a graph where there are graphs."""
         if self.graphs is None:
@@ -372,7 +378,7 @@ class MaskedLM(LanguageModel):
         self,
         inputs: dict[str, Tensor],
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Mask | None,
         tables: Any,
         keep: int,
     ) -> Tensor:
@@ -427,7 +433,7 @@ class MaskedLM(LanguageModel):
 
     def _mask(
         self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None
-    ) -> Tensor:
+    ) -> Mask:
         return cache.among(positions, self.dtype, seen, rows)
 
 

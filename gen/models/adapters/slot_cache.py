@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.models.adapters.masks import hide
+from gen.models.adapters.masks import (
+    Mask,
+    blocks_among,
+    blocks_of_tree,
+    blocks_up_to,
+    branches,
+    hide,
+)
 from gen.models.adapters.protocols import ModelCache
 from gen.models.load.transformers_compat import Cache, CacheLayerMixin
 
@@ -98,20 +105,23 @@ class SlotCache(Cache, ModelCache):
         self._root: Tensor | None = None  # slot of the last tree's root, long [B]
         # whether all slots are read in every call, whatever the device: shapes stay the same then
         self.whole = False
+        # whether masks are block masks (``ModelAdapter.takes_block_masks``)
+        self.block_masks = False
         self.tables: Any = (
             None  # what a forward made of the slots once (``gen.models.adapters.fast_llama``)
         )
 
-    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Mask:
         """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1,
         L, used]: 0 for slots up to the query's own position, or up to ``last`` [B, L] (the end of
-        its block), the smallest number above.
+        its block), the smallest number above. With ``block_masks`` it is a block mask that says
+        the same.
         """
         self._stand(positions, None)
         self._read_to(positions if last is None else last)
         return self._above(positions if last is None else last, dtype)
 
-    def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def needed(self, positions: Tensor, dtype: torch.dtype) -> Mask | None:
         """Announce a call as ``at`` does, but return None where nothing is hidden."""
         self._stand(positions, None)
         self._read_to(positions)
@@ -127,23 +137,27 @@ class SlotCache(Cache, ModelCache):
         if last.device.type == "cpu" and not self.whole:
             self.used = int(last.numpy().max()) + 1
 
-    def _above(self, last: Tensor, dtype: torch.dtype) -> Tensor:
+    def _above(self, last: Tensor, dtype: torch.dtype) -> Mask:
+        if self.block_masks:
+            return blocks_up_to(last, self.used)
         return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
 
     def among(
         self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
+    ) -> Mask:
         """Announce a call as ``at`` does, for tokens that may stand before what they see: 0 for the
         slots in ``seen`` (bool [B, slots]), the same for all tokens of a row. ``rows`` long [B]:
         the rows of the cache that these are, if not all. Padding a row by repeating one of its
         tokens with its position changes nothing."""
         self._stand(positions, rows)
+        if self.block_masks:
+            return blocks_among(seen[:, : self.used], positions.shape[1])
         return hide(~seen[:, : self.used], dtype)[:, None, None].expand(
             -1, -1, positions.shape[1], -1
         )
 
-    def tree(self, positions: Tensor, parents: Tensor, dtype: torch.dtype) -> Tensor:
-        """Announce a call with a tree of drafts and return its mask, float [B, 1, L, used].
+    def tree(self, positions: Tensor, parents: Tensor, dtype: torch.dtype) -> Mask:
+        """Announce a call with a tree of drafts and return its mask, as ``at`` does.
 
         The root goes to the slot of its position, draft j to branch slot ``slots + j``, above all
         positions: drafts of one depth share their position. A draft attends to everything up to
@@ -164,12 +178,9 @@ class SlotCache(Cache, ModelCache):
         # a graph reads the buffers as a whole, with branch slots of larger trees
         drafted = self._branch_slots if self.whole else drafts
         self.used, self._reach, self._root = self.slots + drafted, reach, positions[:, 0]
-        # on_branch[:, i, j]: draft j is draft i or one before it on its branch
-        on_branch = torch.zeros(batch, drafts, drafts, dtype=torch.bool, device=positions.device)
-        for i in range(drafts):
-            parent = parents[:, i]
-            above = on_branch[torch.arange(batch, device=parent.device), parent.clamp_min(0)]
-            on_branch[:, i] = (above & (parent >= 0)[:, None]) | (column == i)
+        on_branch = branches(parents)
+        if self.block_masks:
+            return blocks_of_tree(positions[:, 0], on_branch, self.slots, self.used)
         before = torch.arange(self.slots, device=positions.device) <= positions[:, :1]
         seen = torch.zeros(batch, 1 + drafts, self.used, dtype=torch.bool, device=positions.device)
         seen[..., : self.slots] = before[:, None]
@@ -252,6 +263,7 @@ class SlotCache(Cache, ModelCache):
         """Copy some rows (long [n], which may repeat) to a cache of their own."""
         other = SlotCache(len(self.layers), self.slots)
         other.used, other._reach, other.whole = self.used, self._reach, self.whole
+        other.block_masks = self.block_masks
         for mine, layer in zip(self.layers, other.layers, strict=True):
             if mine.is_initialized:
                 here = rows.to(mine.keys.device)

@@ -41,6 +41,10 @@ class ChameleonLM(MappedLM):
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary):
         super().__init__(model, vocabulary)
+        # The module makes [-1, heads, d] of [B, L, D] for the norms of queries and keys. Inductor
+        # compares these shapes axis by axis, and an L that equals the heads becomes a constant.
+        heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        self.constant_widths = frozenset(heads)
         head = model.lm_head.weight
         # offloaded weights are loaded when the module is called
         self._head = None if head.is_meta else head[vocabulary.ids.to(head.device)]
