@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 # An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
+TORCHAO ?= torchao==0.18.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
@@ -16,7 +17,7 @@ WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow check types docs format wheel setup clean
+.PHONY: demo test test-slow test-quantization check types docs format wheel setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen demo
@@ -26,6 +27,12 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
+
+# Quantised weights. torchao lies beside the environment: transformers imports it wherever it is
+# installed, slowly and with warnings.
+test-quantization: $(STAMP)
+	@test -d .venv/torchao || $(PIP) --quiet --no-deps --target .venv/torchao "$(TORCHAO)"
+	@PYTHONPATH=.venv/torchao $(TESTS) -m 'slow or not slow' tests/models/test_quantize.py
 
 # Style, types, layers, circles, sizes.
 check: $(STAMP) types

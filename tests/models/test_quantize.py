@@ -37,7 +37,7 @@ def test_an_unknown_quantisation_is_refused_with_the_nearest_name():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSAL)
 def test_int8_speculation_gives_its_own_greedy_tokens(name, tmp_path):
-    pytest.importorskip("torchao")
+    pytest.importorskip("torchao", reason="make test-quantization has torchao")
     case = WRITERS[name](tmp_path)
     how = {**case.options, "model": case.path, "dtype": "float32"}
     pipe = gen.load(case.modality, quantization="int8", **how)
@@ -58,7 +58,7 @@ def test_int8_speculation_gives_its_own_greedy_tokens(name, tmp_path):
 
 @pytest.mark.slow
 def test_int8_weights_are_below_0_6_of_bfloat16(tmp_path):
-    pytest.importorskip("torchao")
+    pytest.importorskip("torchao", reason="make test-quantization has torchao")
     pipe = gen.load("image", model="image-causal", quantization="int8", device="cpu")
     network = pipe.bound("image-causal")[0]
     layers = block_linears(network).values()
@@ -70,7 +70,7 @@ def test_int8_weights_are_below_0_6_of_bfloat16(tmp_path):
 
 @pytest.mark.slow
 def test_what_torchao_cannot_compute_is_one_error(tmp_path):
-    pytest.importorskip("torchao")
+    pytest.importorskip("torchao", reason="make test-quantization has torchao")
     case = WRITERS["causal_lm"](tmp_path)
     with pytest.raises(GenError, match="torchao cannot run model .* in int8 on cpu"):
         gen.load("text", model=case.path, dtype="float64", quantization="int8")
