@@ -427,9 +427,7 @@ class MaskedLM(LanguageModel):
             tokens, positions, self._mask(positions, seen, cache, rows), cache, keep
         )
 
-    def _mask(
-        self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None
-    ) -> Mask:
+    def _mask(self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None) -> Mask:
         return cache.among(positions, self.dtype, seen, rows)
 
 
