@@ -27,10 +27,10 @@ class ModelAdapter:
         counts_known: a masked model of latents takes the positions known after a step.
         compiles: forward passes can run as graphs: ``network``, and of a masked model
             ``canvas_network``, are functions of tensors.
-        constant_widths: widths of a pass, above 1, that ``torch.compile`` would take as constants in
-            graphs of their own; such a pass is padded.
-        takes_block_masks: the network's attention is ``flex_attention``, whose masks are block masks
-            (``gen.models.adapters.masks``); other networks take what is added to scores.
+        constant_widths: widths of a pass, above 1, that ``torch.compile`` would take as constants
+            in graphs of their own; such a pass is padded.
+        takes_block_masks: the network's attention is ``flex_attention``, whose masks are
+            block masks (``gen.models.adapters.masks``); other networks take what is added to scores.
         graphs: graphs of the forward passes (``gen.models.adapters.graphs``); None where they run
             without.
     """
