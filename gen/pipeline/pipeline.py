@@ -510,15 +510,6 @@ def load(
         chosen = saved.dtype if chosen is None else chosen
     elif isinstance(modality, Path):
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
-    return Pipeline(
-        modality,
-        model,
-        device,
-        "float32" if chosen is None else chosen,
-        device_map,
-        trust_remote_code,
-        compile,
-        quantization,
-        adapters,
-        **options,
-    )
+    options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
+    dtype = "float32" if chosen is None else chosen
+    return Pipeline(modality, model, device, dtype, device_map, trust_remote_code, **options)

@@ -118,7 +118,9 @@ class Pipe:
     def plan(self, prompts, num_samples, seed):
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [
-            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None, given=None)
+            types.SimpleNamespace(
+                index=i, prompt=p, seed=s, max_new_tokens=None, given=None, adapter=None
+            )
             for i, (p, s) in enumerate(items)
         ]
 

@@ -75,7 +75,9 @@ class Pipe:
             self.modality.condition(p)
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [
-            types.SimpleNamespace(index=i, prompt=p, seed=s, max_new_tokens=None, given=None)
+            types.SimpleNamespace(
+                index=i, prompt=p, seed=s, max_new_tokens=None, given=None, adapter=None
+            )
             for i, (p, s) in enumerate(items)
         ]
 

@@ -72,7 +72,7 @@ class ModelAdapter:
         Args:
             inputs: arguments of the network, [B, L, ...] each.
             positions: absolute positions, long [B, L].
-            mask: what is added to scores, [B, 1, L, S]; None hides nothing.
+            mask: what is added to scores, [B, 1, L, S], or a block mask; None hides nothing.
             cache: ``SlotCache``, or ``FixedSlots`` inside a graph.
 
         Returns:
