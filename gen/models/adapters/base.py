@@ -29,8 +29,8 @@ class ModelAdapter:
             ``canvas_network``, are functions of tensors.
         constant_widths: widths of a pass, above 1, that ``torch.compile`` would take as constants
             in graphs of their own; such a pass is padded.
-        takes_block_masks: the network's attention is ``flex_attention``, whose masks are
-            block masks (``gen.models.adapters.masks``); other networks take what is added to scores.
+        takes_block_masks: the network's attention is ``flex_attention``, which takes block masks
+            (``gen.models.adapters.masks``); other networks take what is added to scores.
         graphs: graphs of the forward passes (``gen.models.adapters.graphs``); None where they run
             without.
     """
