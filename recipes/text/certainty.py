@@ -231,8 +231,8 @@ def certainty_loss(shape: Shape, plan: CertaintyPlan, stage: Round, generator: t
         words, codes = batch
         rows = len(codes)
         masks = complementary(tuple(codes.shape), plan.block, generator)
-        inside, unknown = ~(masks[0] & masks[1]), masks[0] | masks[1]
-        hidden, counted = torch.cat(masks), inside.repeat(2, 1)
+        block, unknown = masks[0] ^ masks[1], masks[0] | masks[1]
+        hidden, counted = torch.cat(masks), ~(masks[0] & masks[1]).repeat(2, 1)
         words, codes = words.repeat(2, 1), codes.repeat(2, 1)
         seen = corrupted(codes, hidden, plan.wrong, shape.codes, generator)
         if stage.own:
@@ -241,7 +241,7 @@ def certainty_loss(shape: Shape, plan: CertaintyPlan, stage: Round, generator: t
             with torch.no_grad():
                 logits = canvas_logits(m, shape, words[some], canvas)[..., : shape.codes]
             for copy in (some, slice(rows, 2 * rows, 2)):
-                tokens, known = committed(logits, inside[some], generator)
+                tokens, known = committed(logits, block[some], generator)
                 seen[copy] = torch.where(known, tokens, codes[some])
                 hidden[copy] = unknown[some] & ~known
         logits = canvas_logits(m, shape, words, seen.masked_fill(hidden, shape.mask))
