@@ -25,8 +25,10 @@ package. Training resumes from its checkpoint in ``--work``. The result, ``text-
 Without E this is dParallel (arXiv 2509.26488). Its code masks half of a block of 32; here the
 masked share of a block is uniform, since answers are one block, which begins masked as a whole.
 E is for samplers that change committed tokens: ``llada2`` edits what it sees, so the model must
-have seen wrong tokens (LLaDA2.1). They are drawn at random; in ``train-own``, in half of the rows,
-they are the model's own draws at some of the masked positions, which are visible then.
+have seen wrong tokens (LLaDA2.1). They are drawn at random; in ``train-own``, half of the rows are
+what the model makes of a masked block in one forward pass of ``llada2``. ``train-own`` has a lower
+beta: entropies that are lowered where y is one of several right answers make the model commit to a
+mixture of them.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ from gen.recipes.text.recipe import SHAPE
 MODEL, TRAINED = "text-masked", "text-masked-fast"
 FIRST, SECOND, WEIGHTS_FILE = "certainty-1", "certainty-2", "weights.pt"
 TEACHER = {"name": "fast_dllm"}  # how the answers are decoded
+# factors on the frequency of ops: parallel decoding mixes the right answers of those with several
+SEVERAL_ANSWERS = {"shuffle": 6, "replace": 5, "insert": 3}
 DECODERS: dict[str, Any] = {
     "llada, one position per pass": {"name": "llada", "steps": POSITIONS},
     **{name: name for name in ("dparallel", "fast_dllm", "eb", "learn2pd", "llada2", "wino")},
@@ -74,12 +78,14 @@ class Round:
         seed: seed of the tasks.
         steps: updates.
         lr: peak learning rate.
-        own: whether half of the rows have the model's own draws for wrong tokens.
+        beta: weight of the entropies.
+        own: whether the visible tokens of half of the rows are those that the model commits.
     """
 
     seed: int
     steps: int
     lr: float
+    beta: float = 2.0
     own: bool = False
 
 
@@ -94,7 +100,6 @@ class CertaintyPlan:
         batch: answers per update, each of them twice.
         rank: rank of what is added to a matrix.
         block: positions per block.
-        beta: weight of the entropies.
         tau: temperature of the distributions whose entropy is lowered.
         edit: weight of the visible positions.
         wrong: largest share of visible positions that hold a wrong token.
@@ -104,11 +109,10 @@ class CertaintyPlan:
 
     tasks: int = 60_000
     first: Round = Round(31, 2500, 3e-3)
-    second: Round = Round(41, 1800, 2e-3, own=True)
+    second: Round = Round(41, 1600, 2e-3, beta=0.1, own=True)
     batch: int = 64
     rank: int = 4
     block: int = POSITIONS
-    beta: float = 2.0
     tau: float = 0.5
     edit: float = 1.0
     wrong: float = 0.3
@@ -117,7 +121,7 @@ class CertaintyPlan:
 
 
 QUICK = CertaintyPlan(
-    tasks=12, first=Round(31, 4, 1e-3), second=Round(41, 4, 1e-3, True), batch=4, held_out=4
+    tasks=12, first=Round(31, 4, 1e-3), second=Round(41, 4, 1e-3, own=True), batch=4, held_out=4
 )
 
 
@@ -169,25 +173,22 @@ def corrupted(
     return torch.where(chosen, torch.where(swaps, elsewhere, anything), codes)
 
 
-@torch.no_grad()
-def own_errors(
-    logits: Tensor, codes: Tensor, hidden: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Fill in some masked positions with what a model draws there.
+def committed(logits: Tensor, inside: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Commit the likeliest tokens where a model is confident, as a forward pass of ``llada2`` does.
+
+    A row's confidence threshold is uniform, so that some rows are full and some nearly empty.
 
     Args:
-        logits: of a canvas that is right where it is visible, [B, T, V'] of the codes.
-        codes: answers, long [B, T].
-        hidden: masked positions, bool [B, T].
+        logits: of a canvas whose block is masked, [B, T, V'] of the codes.
+        inside: positions of the block, bool [B, T].
         generator: source of the random numbers.
 
     Returns:
-        Visible tokens, long [B, T], and the positions that are still masked, bool [B, T].
+        Tokens, long [B, T], and where they are committed, bool [B, T].
     """
-    drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
-    share = torch.rand(len(codes), 1, generator=generator)
-    filled = (torch.rand(codes.shape, generator=generator) < share) & hidden
-    return torch.where(filled, drawn.view(codes.shape), codes), hidden & ~filled
+    top, tokens = logits.softmax(-1).max(-1)
+    threshold = torch.rand(len(logits), 1, generator=generator)
+    return tokens, inside & (top > threshold)
 
 
 def mean_at(values: Tensor, at: Tensor) -> Tensor:
@@ -223,27 +224,30 @@ def canvas_logits(m: Any, shape: Shape, words: Tensor, canvas: Tensor) -> Tensor
     return out.logits.float()
 
 
-def certainty_loss(
-    shape: Shape, plan: CertaintyPlan, generator: torch.Generator, own: bool = False
-):
-    """Loss of the module for batches of words [B, P] and answers [B, T]; ``own``: see ``Round``."""
+def certainty_loss(shape: Shape, plan: CertaintyPlan, stage: Round, generator: torch.Generator):
+    """Loss of the module for batches of words [B, P] and answers [B, T]."""
 
     def loss(m, batch):
         words, codes = batch
+        rows = len(codes)
         masks = complementary(tuple(codes.shape), plan.block, generator)
-        inside = ~(masks[0] & masks[1])
-        hidden, counted = torch.cat(masks), inside.repeat(2, 1)
+        block, unknown = masks[0] ^ masks[1], masks[0] | masks[1]
+        hidden, counted = torch.cat(masks), ~(masks[0] & masks[1]).repeat(2, 1)
         words, codes = words.repeat(2, 1), codes.repeat(2, 1)
         seen = corrupted(codes, hidden, plan.wrong, shape.codes, generator)
-        if own:
-            canvas = codes[::2].masked_fill(hidden[::2], shape.mask)
+        if stage.own:
+            some = slice(0, rows, 2)
+            canvas = codes[some].masked_fill(unknown[some], shape.mask)
             with torch.no_grad():
-                logits = canvas_logits(m, shape, words[::2], canvas)[..., : shape.codes]
-            seen[::2], hidden[::2] = own_errors(logits, codes[::2], hidden[::2], generator)
+                logits = canvas_logits(m, shape, words[some], canvas)[..., : shape.codes]
+            for copy in (some, slice(rows, 2 * rows, 2)):
+                tokens, known = committed(logits, block[some], generator)
+                seen[copy] = torch.where(known, tokens, codes[some])
+                hidden[copy] = unknown[some] & ~known
         logits = canvas_logits(m, shape, words, seen.masked_fill(hidden, shape.mask))
         # every mean is over both copies, which is half of the sum of the paper
         ce, entropy, edits = certainty_losses(logits, codes, hidden, counted, plan.tau)
-        total = ce + plan.beta * entropy + plan.edit * edits
+        total = ce + stage.beta * entropy + plan.edit * edits
         return total, {"ce": ce.item(), "entropy": entropy.item(), "edits": edits.item()}
 
     return loss
@@ -308,7 +312,7 @@ class CertaintyRecipe(Recipe):
     def answer(self, model: Path, plan: Round) -> None:
         """Decode training tasks and save the right answers: words [N, P] and tokens [N, T]."""
         began, pipe = time.time(), Pipeline("text", model)
-        tasks = [task for task, _ in drawn(self.plan.tasks, seed=plan.seed)]
+        tasks = [task for task, _ in drawn(self.plan.tasks, plan.seed, weights=SEVERAL_ANSWERS)]
         out = pipe([str(t) for t in tasks], TEACHER, seed=0, batch_size=self.plan.rows)
         right = [text_tasks.check(t, m).passed for t, m in zip(tasks, out.media, strict=True)]
         kept, modality = torch.tensor(right), TextModality()
@@ -330,7 +334,7 @@ class CertaintyRecipe(Recipe):
         fit_average(
             model,
             answer_batches(data["words"], data["codes"], sizes.batch, seed=5),
-            certainty_loss(SHAPE, sizes, torch.Generator().manual_seed(6), plan.own),
+            certainty_loss(SHAPE, sizes, plan, torch.Generator().manual_seed(6)),
             TrainConfig(
                 steps=plan.steps, lr=plan.lr, bfloat16_weights=True, log_every=50, save_every=500
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,11 +22,21 @@ WEIGHTS = {
 
 
 def drawn(
-    n: int, seed: int, only: Sequence[str] = text_tasks.OPS
+    n: int,
+    seed: int,
+    only: Sequence[str] = text_tasks.OPS,
+    weights: Mapping[str, int] = WEIGHTS,
 ) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
-    """Draw ``n`` tasks of some ops, none of them held out, each with one of its right answers."""
+    """Draw ``n`` tasks, none of them held out, each with one of its right answers.
+
+    Args:
+        n: number of tasks.
+        seed: seed of the generator.
+        only: ops to draw from.
+        weights: factors on the frequency of ops; 1 for those without.
+    """
     rng, out = np.random.default_rng(seed), []
-    ops = [op for op in only for _ in range(WEIGHTS.get(op, 1))]
+    ops = [op for op in only for _ in range(weights.get(op, 1))]
     while len(out) < n:
         task = text_tasks.random_task(rng, ops)
         if not held_out(task):

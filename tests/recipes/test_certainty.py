@@ -17,6 +17,7 @@ from gen.recipes.text.certainty import (
     QUICK,
     certainty_loss,
     certainty_losses,
+    committed,
     complementary,
     corrupted,
     mean_at,
@@ -64,6 +65,19 @@ def test_corruption_changes_visible_positions_alone():
     assert 0.1 < share < 0.25, "half of 0.5 on average, less what is right by chance"
     assert int(wrong.max()) < SIZE and int(wrong.min()) >= 0
     assert torch.equal(corrupted(codes, hidden, 0.0, SIZE, seeded(3)), codes)
+
+
+def test_tokens_are_committed_by_confidence_inside_the_block():
+    logits = 2 * torch.randn(ROWS, LENGTH, SIZE, generator=seeded(1))
+    inside = torch.arange(LENGTH).expand(ROWS, -1) < 8
+    tokens, known = committed(logits, inside, seeded(2))
+    assert torch.equal(tokens, logits.argmax(-1)) and not known[:, 8:].any()
+    top = logits.softmax(-1).amax(-1)
+    for row in range(ROWS):
+        yes, no = top[row, :8][known[row, :8]], top[row, :8][~known[row, :8]]
+        assert not len(yes) or not len(no) or yes.min() > no.max()
+    counts = known.sum(1)
+    assert counts.min() == 0 and counts.max() == 8, "thresholds differ between rows"
 
 
 # --- losses
@@ -126,15 +140,34 @@ def test_without_entropy_and_edits_the_loss_is_cross_entropy_at_masked_positions
     model = Fixed()
     words = torch.zeros(ROWS, 2, dtype=torch.long)
     codes = torch.randint(SIZE, (ROWS, LENGTH), generator=seeded(6))
-    plan = replace(QUICK, beta=0.0, edit=0.0, block=LENGTH)
-    total, _ = certainty_loss(SHAPE, plan, seeded(7))(model, (words, codes))
+    plan, plain = replace(QUICK, edit=0.0, block=LENGTH), replace(QUICK.first, beta=0.0)
+    total, _ = certainty_loss(SHAPE, plan, plain, seeded(7))(model, (words, codes))
     hidden = model.ids[:, 2:] == SHAPE.mask
     assert torch.equal(hidden[:ROWS], ~hidden[ROWS:]), "both copies, with complementary masks"
     logits = model.table.expand(2 * ROWS, -1, -1)[hidden]
     wanted = F.cross_entropy(logits, codes.repeat(2, 1)[hidden])
     assert total.item() == pytest.approx(wanted.item(), rel=1e-6)
-    more, _ = certainty_loss(SHAPE, replace(plan, beta=2.0), seeded(7))(model, (words, codes))
+    more, _ = certainty_loss(SHAPE, plan, QUICK.first, seeded(7))(model, (words, codes))
     assert more.item() > total.item()
+
+
+def test_half_of_the_rows_show_what_the_model_commits_on_a_masked_block():
+    model = Fixed()
+    words = torch.zeros(ROWS, 2, dtype=torch.long)
+    codes = torch.randint(SIZE, (ROWS, LENGTH), generator=seeded(6))
+    plan = replace(QUICK, wrong=0.0, block=4)
+    wrong = {}
+    for own in (False, True):
+        stage = replace(QUICK.second, own=own)
+        certainty_loss(SHAPE, plan, stage, seeded(7))(model, (words, codes))
+        canvas, answers = model.ids[:, 2:], codes.repeat(2, 1)
+        wrong[own] = (canvas != SHAPE.mask) & (canvas != answers)
+        likeliest = model.table[:, :SIZE].argmax(-1).expand_as(canvas)
+        assert torch.equal(canvas[wrong[own]], likeliest[wrong[own]])
+    assert not wrong[False].any(), "the control: every visible token is right"
+    assert wrong[True][::2].any() and not wrong[True][1::2].any()
+    blocks = wrong[True].view(2 * ROWS, -1, 4).any(-1).sum(1)
+    assert blocks.max() == 1, "errors are in the block at work alone"
 
 
 def test_a_mean_of_no_positions_is_zero():
