@@ -27,13 +27,12 @@ from gen.core.errors import GenError, bad_type, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
-from gen.models.load.hub import HubOptions, in_subfolder, require_variant, snapshot_of
+from gen.models.load.hub import HUB, HubOptions, in_subfolder, require_variant, snapshot_of
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
-from gen.models.load.reads import Reads, note_file, recording
+from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
-from gen.models.load.weights import PICKLES
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
@@ -43,9 +42,6 @@ NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
 CONFIGS = ("config.json", "model_index.json", "gen.json")
-
-
-HUB = HubOptions()
 
 
 class CheckpointFiles:
@@ -78,7 +74,7 @@ class CheckpointFiles:
         if (
             text.count("/") != 1
             or text.startswith((".", "/", "~"))
-            or text.endswith(("/", *PICKLES, ".safetensors"))
+            or text.endswith(("/", *ENDINGS))
         ):
             raise unknown(
                 "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
@@ -272,9 +268,9 @@ class LoadOptions:
             GenError: the adapter does not fit, or the weights cannot be quantised.
         """
         if isinstance(self.adapters, Mapping):
-            route(network, self.adapters, name)
+            route(network, self.adapters, name, self.hub)
         elif self.adapters is not None:
-            merge(network, self.adapters, name)
+            merge(network, self.adapters, name, self.hub)
         if self.quantization is not None:
             quantize(network, self.quantization, name)
 

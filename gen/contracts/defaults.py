@@ -28,7 +28,7 @@ from gen.core.sampler import (
     spell,
     takes_kinds,
 )
-from gen.models.load.hub import HUB_KEYWORDS, HubOptions
+from gen.models.load.hub import HubOptions
 from gen.models.load.locate import model_kind
 
 # sampling parameters that latents have too: nothing ranks them
@@ -107,8 +107,7 @@ class Defaults:
         if model is None:
             return cls.of(own, own.default_sampling)
         try:
-            hub = {k: v for k, v in (options or {}).items() if k in HUB_KEYWORDS}
-            files = CheckpointFiles.find(model, HubOptions(**hub).of(str(model)))
+            files = CheckpointFiles.find(model, HubOptions.among(options or {}).of(str(model)))
         except GenError:  # a loader of the caller's own may know it; any other one refuses it
             return cls.of(own, own.default_sampling)
         if files.embedded:

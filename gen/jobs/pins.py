@@ -16,9 +16,10 @@ from gen.config.entries import Entry, Job
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.sampler import draft_models
-from gen.models.load.hub import HUB_KEYWORDS, HubOptions, NotCached
+from gen.models.load.hub import HubOptions, NotCached
+from gen.models.load.reads import ENDINGS
 
-WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
+WEIGHTS, EDGE = (*ENDINGS, ".json"), 1 << 16  # bytes
 
 
 @dataclass
@@ -39,8 +40,7 @@ class NamedModels:
 
 def hub_of(entry: Entry, name: str) -> HubOptions:
     """Return the hub options of a model of an entry: its own, or a draft model."""
-    said = {k: v for k, v in entry.model_options.items() if k in HUB_KEYWORDS}
-    return HubOptions(**said).of(name, name == entry.model)
+    return HubOptions.among(entry.model_options).of(name, name == entry.model)
 
 
 def models_of(entry: Entry) -> Iterator[tuple[str, HubOptions, str]]:
@@ -81,8 +81,7 @@ def pinned_options(entry: Entry, commits: Mapping[str, str]) -> dict[str, Any]:
     pins = {name: commits[label] for name, _, label in models_of(entry) if label in commits}
     if not pins:
         return entry.model_options
-    said = {k: v for k, v in entry.model_options.items() if k in HUB_KEYWORDS}
-    revision = HubOptions(**said).pinned(pins, entry.model).revision
+    revision = HubOptions.among(entry.model_options).pinned(pins, entry.model).revision
     return {**entry.model_options, "revision": revision}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import peft
 import pytest
@@ -15,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 
 import gen
 from gen.core.errors import GenError
+from gen.models.load.hub import HubOptions, NotCached
 from gen.models.load.peft_adapters import merge, read_adapter
 from gen.models.load.quantize import block_linears
 from gen.models.load.routed import route, router_of
@@ -145,3 +147,19 @@ def test_an_adapter_of_another_kind_or_shape_is_one_error(tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(GenError, match="no adapter_config.json"):
         read_adapter(tmp_path / "nothing")
+
+
+def test_an_adapter_of_the_hub_is_read_with_the_options_of_the_model(tmp_path):
+    commit = "0" * 40
+    repository = tmp_path / "cache" / "models--me--lora"
+    write_adapter(net(), repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    here = HubOptions(cache_dir=tmp_path / "cache", local_files_only=True)
+    local, of_hub = net(), net()
+    of_hub.load_state_dict(local.state_dict())
+    merge(local, repository / "snapshots" / commit, "m")
+    merge(of_hub, "me/lora", "m", here)
+    assert torch.equal(local["layers"][0]["up"].weight, of_hub["layers"][0]["up"].weight)
+    with pytest.raises(NotCached, match="local_files_only"):  # control
+        merge(net(), "me/lora", "m", replace(here, cache_dir=tmp_path / "other"))

@@ -14,7 +14,8 @@ from typing import Any
 
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.models.load.libraries import huggingface_hub
-from gen.models.load.weights import PICKLES, is_variant
+from gen.models.load.reads import ENDINGS, PICKLES
+from gen.models.load.weights import is_variant
 
 MAIN = "main"
 PRECISIONS = ("fp16", "bf16", "fp32")  # usual variants, fetched only if one of them is named
@@ -88,6 +89,11 @@ class HubOptions:
         """Return the options without the token: a pickle may be stored."""
         return {**vars(self), "token": None}
 
+    @classmethod
+    def among(cls, options: Mapping[str, Any]) -> HubOptions:
+        """Read the options that are hub keywords; the others are left out."""
+        return cls(**{k: v for k, v in options.items() if k in HUB_KEYWORDS})
+
     @property
     def said(self) -> dict[str, Any]:
         """Options that were given, as plain data, without the token."""
@@ -130,6 +136,7 @@ class HubOptions:
         return replace(self, revision={**known, **commits})
 
 
+HUB = HubOptions()  # nothing was given
 HUB_KEYWORDS = tuple(f.name for f in fields(HubOptions))
 
 
@@ -193,7 +200,7 @@ def require_variant(path: Path, name: str, variant: str | None) -> None:
     variant."""
     if not variant:
         return
-    files = [p for p in path.rglob("*") if p.suffix in (".safetensors", *PICKLES)]
+    files = [p for p in path.rglob("*") if p.suffix in ENDINGS]
     if path.is_dir() and any(is_variant(p, variant) for p in files):
         return
     known = sorted({p.stem.split(".", 1)[1].split("-0")[0] for p in files if "." in p.stem})

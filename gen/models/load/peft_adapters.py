@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.media.containers import require_package
+from gen.models.load.hub import HUB, HubOptions, snapshot_of
 from gen.models.load.locate import readable
 from gen.models.load.weights import SHOWN, Weights
 
@@ -36,16 +36,18 @@ class LowRank:
     b: Tensor
 
 
-def read_adapter(folder: str | Path) -> dict[str, LowRank]:
+def read_adapter(folder: str | Path, hub: HubOptions = HUB) -> dict[str, LowRank]:
     """Read a LoRA adapter: its additions in float64, by the names of layers.
 
     Args:
-        folder: folder that ``save_pretrained`` of PEFT wrote, or the id of one in the hub's cache.
+        folder: folder that ``save_pretrained`` of PEFT wrote, or a hub id.
+        hub: options of the model's repository, of which token, cache and a mapping of revisions
+            are the adapter's too.
 
     Raises:
         GenError: there is no adapter, it cannot be read, or is of a kind that is not supported.
     """
-    path = _found(folder)
+    path = _found(folder, hub)
     with readable("adapter", folder):
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     _require_lora(config, folder)
@@ -71,18 +73,11 @@ def read_adapter(folder: str | Path) -> dict[str, LowRank]:
     return {layer: _scaled(layer, pair, config, folder) for layer, pair in parts.items()}
 
 
-def _found(folder: str | Path) -> Path:
+def _found(folder: str | Path, hub: HubOptions) -> Path:
     """Return the folder of an adapter: a local one, or that of a hub id. Raises ``GenError``."""
     path = Path(folder).expanduser()
     if not path.is_dir() and str(folder).count("/") == 1:
-        hub = require_package("huggingface_hub", "huggingface_hub", "an adapter of the hub")
-        try:
-            path = Path(hub.snapshot_download(str(folder), allow_patterns=["adapter_*"]))
-        except (OSError, ValueError) as error:  # all errors of the hub are one of these
-            reason = " ".join(str(error).split())[:300]
-            raise GenError(
-                f"adapter {folder} is no local folder, and the hub does not give it ({reason})"
-            ) from None
+        path = snapshot_of(str(folder), hub.of(str(folder), main=False)).path
     if not (path / CONFIG).is_file():
         raise GenError(f"adapter {folder} has no {CONFIG}; expected a folder that PEFT wrote")
     return path
@@ -105,14 +100,13 @@ def _scaled(
 ) -> LowRank:
     """Return the addition of a layer with its scale. Raises ``GenError`` for a wrong rank."""
     a, b = pair["A"], pair["B"]
-    patterns = {**(config.get("alpha_pattern") or {})}
-    ranks = {**(config.get("rank_pattern") or {})}
 
-    def of(table: Mapping[str, Any], usual: Any) -> Any:
+    def of(pattern: str, usual: str) -> Any:
+        table = config.get(pattern) or {}
         found = (v for k, v in table.items() if re.match(rf"(.*\.)?({k})$", layer))
-        return next(found, usual)
+        return next(found, config.get(usual))
 
-    rank, alpha = of(ranks, config.get("r")), of(patterns, config.get("lora_alpha"))
+    rank, alpha = of("rank_pattern", "r"), of("alpha_pattern", "lora_alpha")
     if a.dim() != 2 or b.dim() != 2 or not len(a) == b.shape[1] == rank:
         raise GenError(
             f"adapter {folder} has matrices {tuple(a.shape)} and {tuple(b.shape)} for layer"
@@ -153,20 +147,22 @@ def layers_of(
 
 
 @torch.no_grad()
-def merge(network: nn.Module, folder: str | Path, name: str) -> None:
+def merge(network: nn.Module, folder: str | Path, name: str, hub: HubOptions = HUB) -> None:
     """Add an adapter to the weights of a network.
 
     Args:
         network: the network, which is changed.
         folder: the adapter.
         name: name of the model in messages.
+        hub: as of ``read_adapter``.
 
     Raises:
         GenError: the adapter cannot be read, or does not fit; the network is unchanged.
     """
-    additions = read_adapter(folder)
+    additions = read_adapter(folder, hub)
+    layers = layers_of(network, additions, folder, name)
     tables = {id(m.weight) for m in network.modules() if isinstance(m, nn.Embedding)}
-    for layer, linear in layers_of(network, additions, folder, name).items():
+    for layer, linear in layers.items():
         if linear.weight.device.type == "meta":
             raise GenError(
                 f"layer {layer} of model {name} is offloaded; expected another device_map"
@@ -176,6 +172,6 @@ def merge(network: nn.Module, folder: str | Path, name: str) -> None:
                 f"adapter {folder} adds to {layer}, whose weight is that of the embedding of model"
                 f" {name} too; expected layers with weights of their own"
             )
-    for layer, linear in layers_of(network, additions, folder, name).items():
+    for layer, linear in layers.items():
         x, weight = additions[layer], linear.weight
         weight.copy_(weight.double() + (x.b @ x.a).to(weight.device))

@@ -16,7 +16,8 @@ from torch import nn
 
 from gen.models.load.digest import digest_of
 
-ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # of files of weights
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+ENDINGS = (".safetensors", *PICKLES)  # of files of weights
 TEXTS = (".json", ".jinja", ".model", ".npy", ".npz", ".tiktoken", ".txt", ".yaml", ".yml")
 
 

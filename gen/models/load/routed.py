@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
+from gen.models.load.hub import HUB, HubOptions
 from gen.models.load.peft_adapters import LowRank, layers_of, read_adapter
 
 
@@ -97,18 +98,19 @@ class RoutedLinear(nn.Linear):
 
 
 @torch.no_grad()
-def route(network: nn.Module, folders: Mapping[str, str], name: str) -> None:
+def route(network: nn.Module, folders: Mapping[str, str], name: str, hub: HubOptions = HUB) -> None:
     """Put adapters on a network, side by side.
 
     Args:
         network: the network, whose layers are replaced.
         folders: folder of each adapter by name.
         name: name of the model in messages.
+        hub: as of ``read_adapter``.
 
     Raises:
         GenError: an adapter cannot be read, or does not fit; the network is unchanged.
     """
-    read = {key: read_adapter(folder) for key, folder in folders.items()}
+    read = {key: read_adapter(folder, hub) for key, folder in folders.items()}
     layers: dict[str, nn.Linear] = {}
     for key, folder in folders.items():
         layers |= layers_of(network, read[key], folder, name)

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.models.load.libraries import accelerate
 from gen.models.load.locate import readable
-from gen.models.load.reads import note_file, note_network
+from gen.models.load.reads import PICKLES, note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
 Renames = Sequence[tuple[str, str]]
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # keys under which checkpoints of training scripts store their weights
 WRAPPERS = ("model", "module", "state_dict")
 SHOWN = 8  # keys of each kind that a message lists
