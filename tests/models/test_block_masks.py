@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
+from compiling import needs_compiler
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from gen.core.errors import GenError
@@ -21,9 +20,6 @@ from gen.models.adapters.slot_cache import SlotCache
 from gen.models.targets.causal import CausalTarget
 
 V, CLOSE, HIDE = 24, 1e-5, masks.hide
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU"
-)
 SIZES = dict(
     vocab_size=V,
     hidden_size=32,

@@ -3,10 +3,9 @@ all calls of a decoding; and jobs that say it."""
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
+from compiling import masked_rows, needs_compiler
 from small_llama import small_llama
 from toyjob import Pipe, job, steady
 
@@ -25,19 +24,14 @@ from gen.models.adapters.language_models import (
     BlockLM,
     CausalLatentLM,
     CausalLM,
-    MaskedLM,
 )
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.masked import MaskedTarget
 from gen.pipeline import pipeline
 from gen.pipeline.pipeline import load
 from gen.store.ledger import read_rows
 
 V, T = 24, 16
 MASKED = ["halton", {"name": "fast_dllm", "cache": "dual"}]
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU"
-)
 # Tracing takes seconds: networks have one layer, and the forwards of these are those of the first.
 JACOBI = {"name": "speculative_jacobi", "window": 4}
 SPECS = [
@@ -88,33 +82,16 @@ def test_few_graphs_serve_all_widths_and_rows_and_later_targets_too():
     assert 1 <= first <= 3 and torch._dynamo.utils.counters["stats"]["unique_graphs"] <= first + 1
 
 
-def masked(net, backend: str | None) -> MaskedTarget:
-    """Three rows with conditions of three lengths, guided."""
-    adapter = MaskedLM(net)
-    if backend:
-        compiled_forward(adapter, backend)
-    prompt = torch.arange(12).view(3, 4) % 16
-    legal = torch.zeros(T, V, dtype=torch.bool)
-    legal[:, :16] = True
-    space = TokenSpace((T,), V, legal, mask_token_id=V - 1)
-    return MaskedTarget(
-        adapter,
-        prompt,
-        space,
-        SamplingParams(guidance_scale=2.0),
-        prompt.flip(1),
-        torch.tensor([2, 4, 3]),
-        torch.tensor([4, 4, 2]),
-    )
-
-
 @pytest.mark.parametrize("spec", MASKED, ids=str)
 @pytest.mark.slow
 def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     net, sampler = small_llama(V, layers=1), resolve_sampler(spec)[0]
-    want, got = (sampler(masked(net, backend), CounterRNG(range(3))) for backend in (None, "eager"))
+    want, got = (
+        sampler(masked_rows(net, backend, T, guided=True), CounterRNG(range(3)))
+        for backend in (None, "eager")
+    )
     assert (
         torch.equal(got.tokens, want.tokens)
         and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
@@ -141,13 +118,15 @@ def test_the_graph_of_a_block_forward_gives_its_logits():
 
 def test_control_a_masked_graph_that_sees_padding_is_found():
     net, canvas = small_llama(V, layers=1), torch.full((3, T), V - 1)
-    broken = masked(net, None)
+    broken = masked_rows(net, None, T, guided=True)
     whole = broken.model.canvas_network
     broken.model.canvas_network = lambda inputs, at, mask, tables, keep: whole(
         inputs, at, None, tables, keep
     )
     assert not torch.allclose(
-        broken.predict(canvas).logprobs, masked(net, None).predict(canvas).logprobs, atol=1e-3
+        broken.predict(canvas).logprobs,
+        masked_rows(net, None, T, guided=True).predict(canvas).logprobs,
+        atol=1e-3,
     )
 
 
@@ -181,7 +160,10 @@ def test_a_process_of_many_models_does_not_run_out_of_graphs(monkeypatch):
 @needs_compiler
 def test_compiled_kernels_give_the_logits_of_a_masked_model():
     net, canvas = small_llama(V, layers=1).float(), torch.full((3, T), V - 1)
-    got, want = (masked(net, backend).predict(canvas).logprobs for backend in ("inductor", None))
+    got, want = (
+        masked_rows(net, backend, T, guided=True).predict(canvas).logprobs
+        for backend in ("inductor", None)
+    )
     assert torch.allclose(got, want, rtol=0, atol=1e-5)
 
 

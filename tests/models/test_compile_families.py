@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import chameleon_files
 import pytest
 import tiny_emu3
 import tiny_janus
 import torch
+from compiling import grown, masked_rows, needs_compiler
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -27,18 +26,14 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.adapters.graphs import compiled_forward
-from gen.models.adapters.language_models import CausalLM, MaskedLM
+from gen.models.adapters.language_models import CausalLM
 from gen.models.published.chameleon import ChameleonLM
 from gen.models.published.janus import JanusLM
 from gen.models.published.llada2 import BlockCausalLM
 from gen.models.published.llamagen import LlamaGen, LlamaGenLM, Sizes
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.masked import MaskedTarget
 
 V, T, MOST = 24, 12, 4
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU"
-)
 SIZES = dict(
     vocab_size=V,
     hidden_size=16,
@@ -59,13 +54,6 @@ LATE = [
     {"name": "speculative_jacobi", "window": 4},
     {"name": "autoregressive"},
 ]
-
-
-def grown(net):
-    """Weights that make a small network sure of its tokens, in float64."""
-    for p in net.double().eval().parameters():
-        p.data.mul_(4) if p.dim() > 1 else None
-    return net
 
 
 def qwen3():
@@ -191,18 +179,6 @@ def test_padded_widths_change_no_token(tmp_path):
     assert widths and all(w & (w - 1) == 0 for w in widths)
 
 
-def canvas_of(net, backend: str | None):
-    adapter = MaskedLM(net)
-    if backend:
-        compiled_forward(adapter, backend)
-    prompt = torch.arange(12).view(3, 4) % 16
-    legal = torch.zeros(T, V, dtype=torch.bool)
-    legal[:, :16] = True
-    space = TokenSpace((T,), V, legal, mask_token_id=V - 1)
-    lengths = torch.tensor([2, 4, 3])
-    return MaskedTarget(adapter, prompt, space, SamplingParams(), None, lengths)
-
-
 @slow
 @pytest.mark.parametrize("spec", ["halton", {"name": "fast_dllm", "cache": "dual"}], ids=str)
 def test_a_masked_class_of_transformers_decodes_the_same_tokens(spec):
@@ -212,7 +188,9 @@ def test_a_masked_class_of_transformers_decodes_the_same_tokens(spec):
     torch.manual_seed(0)
     net = grown(Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)))
     sampler = resolve_sampler(spec)[0]
-    want, got = (sampler(canvas_of(net, b), CounterRNG(range(3))) for b in (None, "eager"))
+    want, got = (
+        sampler(masked_rows(net, b, T, guided=False), CounterRNG(range(3))) for b in (None, "eager")
+    )
     assert torch.equal(got.tokens, want.tokens)
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2 * MOST
 

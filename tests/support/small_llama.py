@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from compiling import grown
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -16,7 +17,4 @@ def small_llama(vocab_size: int, seed: int = 0, layers: int = 2) -> LlamaForCaus
         num_attention_heads=2,
         max_position_embeddings=64,
     )
-    made = LlamaForCausalLM(config).double().eval()
-    for p in made.parameters():
-        p.data.mul_(4) if p.dim() > 1 else None
-    return made
+    return grown(LlamaForCausalLM(config))
