@@ -216,8 +216,7 @@ def _text(path: Path) -> str:
 
 def check_target(folder: Path, job: Job, local: bool = False) -> dict[str, Any] | None:
     """Return the plan of the folder if it holds this very job, None if it is free. Raises
-    ``GenError`` for anything else. ``local``: look for
-    models in the local cache alone."""
+    ``GenError`` for anything else. ``local``: look for models in the local cache alone."""
     if folder.exists() and not folder.is_dir():
         raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
     if is_job(folder):

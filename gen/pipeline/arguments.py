@@ -123,8 +123,8 @@ def read_limits(options: dict[str, Any], prompts: int) -> list[int] | None:
     return limits
 
 
-def read_adapters(adapter: Any, prompts: int) -> list[str | None]:
-    """Return the name of every prompt's adapter.
+def read_adapters(adapter: Any, prompts: int) -> list[str | None] | None:
+    """Return the name of every prompt's adapter, and None if none is given.
 
     Args:
         adapter: one name, a list with one for each prompt, or None.
@@ -134,7 +134,9 @@ def read_adapters(adapter: Any, prompts: int) -> list[str | None]:
         GenError: another number of them came.
         WrongType: something else came.
     """
-    names = [adapter] * prompts if adapter is None or isinstance(adapter, str) else adapter
+    if adapter is None:
+        return None
+    names = [adapter] * prompts if isinstance(adapter, str) else adapter
     if not isinstance(names, (list, tuple)) or not all(
         name is None or isinstance(name, str) for name in names
     ):

@@ -44,13 +44,11 @@ from gen.models.load.quantize import Quantization
 from gen.models.zoo import load_lm
 
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
+WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
 LOAD_KEYWORDS = (
     "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
-    *HUB_KEYWORDS, *PLACEMENT, "quantization", "adapters",
+    *HUB_KEYWORDS, *PLACEMENT, *WEIGHTS,
 )  # fmt: skip
-
-
-WEIGHTS = {"quantization", "adapters"}  # that gen's own models take too
 
 
 def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
@@ -163,10 +161,8 @@ class ModalityModels:
     def _local(self, name: str) -> str:
         """Return the name of a model, or the folder of one that lies in a repository or in a
         subfolder."""
-        hub = self._load_options.hub
-        if name == self.model and (name in self.commits or hub.subfolder):
-            return str(self.files(name).path)
-        return str(self.files(name).path) if name in self.commits else name
+        inside = name == self.model and self._load_options.hub.subfolder
+        return str(self.files(name).path) if name in self.commits or inside else name
 
     def _forget(self) -> None:
         """Drop all models and frontends that were loaded."""
@@ -193,9 +189,7 @@ class ModalityModels:
                 f" none: they are for published checkpoints.{hint(others[0], LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
-            read_config(
-                self._local(self.model)
-            )  # an unknown name fails here, not after the first batch
+            read_config(self._local(self.model))  # an unknown name fails here, not after a batch
             self._require_modality(self.model)
 
     def _allowed(self) -> set[str]:
@@ -205,7 +199,7 @@ class ModalityModels:
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        return set(HUB_KEYWORDS) - refused | (WEIGHTS if self.model is not None else set())
+        return set(HUB_KEYWORDS) - refused | set(WEIGHTS if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""

@@ -181,7 +181,8 @@ class Pipeline(PreparedModels):
         self.model_name(spec, part)
         if limits is not None:
             items = [replace(x, max_new_tokens=limits[n // count]) for n, x in enumerate(items)]
-        items = [replace(x, adapter=adapters[n // count]) for n, x in enumerate(items)]
+        if adapters is not None:
+            items = [replace(x, adapter=adapters[n // count]) for n, x in enumerate(items)]
         return GenerationRequest(items, spec, resolved, params)
 
     def _make_all(self, request: GenerationRequest, bar: ProgressBar) -> PipelineOutput:
@@ -401,8 +402,9 @@ class Pipeline(PreparedModels):
             Path of the folder.
 
         Raises:
-            GenError: the folder has content or cannot be written, or the weights of a published
-                checkpoint were changed after loading.
+            GenError: the folder has content or cannot be written, the weights of a published
+                checkpoint were changed after loading, or the pipeline has ``quantization`` or
+                ``adapters``.
         """
         return save_pipeline(self, folder, sampler, max_shard_size)
 

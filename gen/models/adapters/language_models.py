@@ -84,17 +84,16 @@ class LanguageModel(ModelAdapter):
         (``LeanLlama.run``).
         """
         inputs = self._inputs(tokens, positions)
-        if self._lean is None:
-            if self.graphs is not None or not keep:
-                out = self.run_network(inputs, positions, mask, cache)
-                return out[:, -keep:] if keep else out
-            return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
-        if cache.tables is None:
+        if self._lean is not None and cache.tables is None:
             cache.tables = self._lean.tables(cache.slots)
         if self.graphs is not None and taps is None:
-            out = self.run_network(inputs, positions, mask, cache)
-            return out[:, -keep:] if keep else out
-        return self._lean.run(tokens, positions, cache.tables, _attend_in(cache, mask), keep, taps)
+            return self.run_network(inputs, positions, mask, cache)[:, -keep:]
+        if self._lean is not None:
+            attend = _attend_in(cache, mask)
+            return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
+        if keep:
+            return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
+        return self.network(inputs, positions, mask, cache)
 
     def network(
         self, inputs: dict[str, Tensor], positions: Tensor, mask: Mask | None, cache: Any
@@ -189,13 +188,8 @@ class CausalLM(LanguageModel):
         """See ``SuperposedModel``. The module's own forward runs: the lean one takes token ids."""
         parts = [self.embedded(ids, positions) for ids in tokens.unbind(-1)]
         mixed = (torch.stack(parts, -1) * weights[..., None, :].to(parts[0])).sum(-1)
-        return self.model(
-            inputs_embeds=mixed,
-            position_ids=positions,
-            attention_mask=cache.at(positions, self.dtype),
-            use_cache=True,
-            **with_cache(self.model, cache),
-        ).logits
+        mask = cache.at(positions, self.dtype)
+        return self._of_module({"inputs_embeds": mixed}, positions, mask, cache)
 
     @property
     def num_layers(self) -> int:
@@ -285,13 +279,7 @@ class CausalLM(LanguageModel):
         modules = {name: self.model.get_submodule(name) for name in layers}
         hooks = [module.register_forward_hook(note(name)) for name, module in modules.items()]
         try:
-            logits = self.model(
-                **self._inputs(tokens, positions),
-                position_ids=positions,
-                attention_mask=mask,
-                use_cache=True,
-                **with_cache(self.model, cache),
-            ).logits
+            logits = self._of_module(self._inputs(tokens, positions), positions, mask, cache)
         finally:
             for hook in hooks:
                 hook.remove()
