@@ -18,6 +18,7 @@ import pytest
 from served import Served, serving
 
 import gen
+from gen.serve.api.batches import Batches
 from gen.serve.api.media import encoded
 from gen.serve.settings import Settings
 from gen.store.ledger import MANIFEST, read_rows
@@ -139,14 +140,28 @@ def test_a_file_that_is_no_batch_is_refused(client):
             client.get(f"/batches/{name}", cast_to=object)
 
 
-def test_a_batch_can_be_given_up(client):
-    bodies = [
-        {"prompt": "a red circle", "seed": n, "sampler": "autoregressive"} for n in range(400)
-    ]
-    batch = begun(client, IMAGES, bodies)
+MANY = [{"prompt": "a red circle", "seed": n, "sampler": "autoregressive"} for n in range(400)]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.3, 1, 2.5, 4])
+def test_a_batch_can_be_given_up(client, seconds):
+    batch = begun(client, IMAGES, MANY)
+    time.sleep(seconds)  # before its process begins, while it starts, while it decodes
     assert client.batches.cancel(batch.id).status == "cancelling"
     done = ended(client, batch)
     assert done.status == "cancelled" and done.request_counts.completed < 400
+
+
+def test_a_batch_that_is_given_up_just_before_its_process_begins_makes_nothing(client, monkeypatch):
+    begin = Batches._process
+
+    def cancelled_first(self, name, folder):
+        self.cancel(name)
+        return begin(self, name, folder)
+
+    monkeypatch.setattr(Batches, "_process", cancelled_first)
+    done = ended(client, begun(client, IMAGES, MANY))
+    assert done.status == "cancelled" and done.request_counts.completed == 0
 
 
 def test_without_a_folder_there_are_no_batches():

@@ -239,7 +239,7 @@ class Batches:
         for _ in range(TRIES):
             if self.stopping.is_set():
                 return
-            if read(folder / "batch.json")["status"] == "cancelling":
+            if self._is_cancelled(folder):
                 break
             has_rows = any(folder.glob("rows-*.jsonl"))
             code = self._process(name, folder) if has_rows else 0
@@ -247,20 +247,23 @@ class Batches:
                 break
         if self.stopping.is_set() and code not in (0, 1, 2):
             return
-        cancelled = read(folder / "batch.json")["status"] == "cancelling"
+        cancelled = self._is_cancelled(folder)
         said = (folder / "log").read_text(errors="replace").strip() if code == 2 else ""
         message = said.splitlines()[-1].removeprefix("gen: ") if said else "the item was not made"
         message = message.partition("the first error: ")[2] or message
         died = code not in (0, 1, 2)
         self._end(name, "cancelled" if cancelled else "failed" if died else "completed", message)
 
+    def _is_cancelled(self, folder: Path) -> bool:
+        return read(folder / "batch.json")["status"] == "cancelling"
+
     def _process(self, name: str, folder: Path) -> int:
         """Run ``gen run`` in a process of its own; return its exit code."""
         command = [sys.executable, "-m", "gen", "run", str(folder / "job.yaml"), "--quiet"]
         environment = {k: v for k, v in os.environ.items() if k != KEY_VARIABLE}
         with open(folder / "log", "wb") as log:
-            with self.lock:
-                if self.stopping.is_set():
+            with self.lock:  # a cancellation before it found no process to end
+                if self.stopping.is_set() or self._is_cancelled(folder):
                     return STOPPED
                 process = subprocess.Popen(
                     command,
