@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from gen.bench.estimate.cost import Cost, Estimator
@@ -59,12 +60,12 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     prompts = prompts_of(pipe.modality, args.modality, max(sizes), args.seed)
     items = pipe.plan(prompts, 1, args.seed)
     for size in sizes:
+        taken = _measured(pipe, items[:size], variants, args) if args.measured else {}
         for variant in variants:
             recording = record(pipe, variant.spec, variant.sampling, items[:size])
-            seconds = _measured(pipe, items[:size], variant, args) if args.measured else None
             for name, larger in configs.items():
                 row = _row(name, variant, recording, estimator.cost(recording, larger))
-                rows.append({**row, "batch_size": size, "measured": seconds})
+                rows.append({**row, "batch_size": size, "measured": taken.get(variant.label)})
     _compare(rows)
     text = _text(rows, device, dtype, args)
     found = {
@@ -124,17 +125,23 @@ def _configs(
     }
 
 
-def _measured(pipe: Any, items: list[Any], variant: Variant, args: argparse.Namespace) -> float:
-    """Return the least seconds per item of the repeats.
+def _measured(
+    pipe: Any, items: list[Any], variants: list[Variant], args: argparse.Namespace
+) -> dict[str, float]:
+    """Return the median seconds per item of every variant.
 
+    Repeats are interleaved, each beginning with another variant, after one that is not counted.
     With one thread on a CPU the clock is that of the process, as it is for the rates.
     """
     clock = "cpu_seconds" if machine()["threads"] == 1 and pipe.device.type == "cpu" else "seconds"
-    runs = [
-        measure(pipe, items, variant, len(items), None, check=False)
-        for _ in range(max(1, args.repeats))
-    ]
-    return min(run[clock] for run in runs)
+    seconds: dict[str, list[float]] = {variant.label: [] for variant in variants}
+    for repeat in range(-1, max(1, args.repeats)):
+        turn = (repeat + 1) % len(variants)
+        for variant in (*variants[turn:], *variants[:turn]):
+            run = measure(pipe, items, variant, len(items), None, check=False)
+            if repeat >= 0:
+                seconds[variant.label].append(run[clock])
+    return {label: median(each) for label, each in seconds.items()}
 
 
 def _row(size: str, variant: Variant, recording: Recording, cost: Cost) -> dict[str, Any]:
