@@ -35,6 +35,7 @@ from gen.models.load.inflate import parse_sizes
 from gen.pipeline import pipeline
 
 USUAL = {"prompts": 8, "repeats": 3}
+INFLATED = {"prompts": 1, "repeats": 3}
 QUICK = {"prompts": 2, "repeats": 1}
 ORACLE = {"prompts": 96, "repeats": 1}
 QUICK_ORACLE = {"prompts": 8, "repeats": 1}
@@ -50,9 +51,11 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
             raise GenError(
                 f"--{key} is given to gen bench {args.modality}; expected it with gen bench jobs"
             )
-    usual = (
-        (QUICK_ORACLE if args.quick else ORACLE) if args.oracle else QUICK if args.quick else USUAL
-    )
+    usual = INFLATED if args.inflate and not args.estimate else USUAL
+    if args.oracle:
+        usual = QUICK_ORACLE if args.quick else ORACLE
+    elif args.quick:
+        usual = QUICK
     amounts = {k: usual[k] if vars(args)[k] is None else vars(args)[k] for k in usual}
     for key, value in amounts.items():
         check_int(f"--{key}", value, 1)

@@ -114,7 +114,10 @@ def _add_amount_flags(parser: Parser) -> None:
         "--prompts",
         type=int,
         metavar="N",
-        help="prompts per repeat (8, 2 with --quick); with --oracle, tasks of each kind (96)",
+        help=(
+            "prompts per repeat (8, 2 with --quick, 1 with --inflate); with --oracle, tasks of each"
+            " kind (96)"
+        ),
     )
     parser.add_argument(
         "--repeats",
