@@ -17,14 +17,10 @@ from gen.core.errors import GenError
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
+from gen.recipes.drafters.base import DepthOptions
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
-from gen.recipes.drafters.kind_heads import (
-    HeadOptions,
-    Hydra,
-    HydraOptions,
-    Medusa,
-)
+from gen.recipes.drafters.kind_heads import Hydra, HydraOptions, Medusa
 from gen.recipes.drafters.kind_parallel import (
     Masked,
     MaskedOptions,
@@ -221,4 +217,4 @@ def test_unknown_options_are_refused():
     with pytest.raises(GenError, match="kept_layers came as '2/2', all layers of the model"):
         SkipRepair(teacher(), SkipOptions(kept_layers="2/2"))
     assert unfiltered(target(4, 3).sampling).top_k == 0
-    assert HeadOptions().depth == 4 and len(NET.model.layers) == 2
+    assert DepthOptions().depth == 4 and len(NET.model.layers) == 2
