@@ -210,8 +210,8 @@ class RecordingDrafter(NodeDrafter):
         if self.history is None:
             self.history = root.new_zeros(len(root), HISTORY)
         labels = self._labels(tree, logp)
-        known = torch.from_numpy(step.widths > 1) & tree.exists.any(1)
-        self.features.append(torch.cat([root, self.history], -1)[known])
+        known = torch.from_numpy(step.widths > 1) & tree.exists.any(1).cpu()
+        self.features.append(torch.cat([root, self.history], -1).cpu()[known])
         self.tokens.append(labels[known])
         chosen = torch.zeros_like(tree.exists)
         for row in range(len(chosen)):
@@ -219,15 +219,15 @@ class RecordingDrafter(NodeDrafter):
             chosen[row, self.every.columns_of(action)] = True
         tree.exists = tree.exists & chosen
         verdict = super()._judge(step, tree, logp)
-        row = torch.arange(len(logp))
+        row = torch.arange(len(logp), device=logp.device)
         last = logp[row, verdict.last_column]
         self.history = round_features(verdict.num_accepted, tree.exists.sum(1), last)
         return verdict
 
     def _labels(self, tree: Tree, logp: Tensor) -> Tensor:
         """Return the tokens that each action commits on average, float32 [b, A]."""
-        rows = {k: vars(tree)[k].numpy() for k in ("tokens", "parents", "exists")}
-        p, q = logp.exp().double().numpy(), tree.logq.exp().double().numpy()
+        rows = {k: vars(tree)[k].cpu().numpy() for k in ("tokens", "parents", "exists")}
+        p, q = (x.exp().double().cpu().numpy() for x in (logp, tree.logq))
         ways = [self.every.columns_of(action) for action in self.actions]
         made = []
         for row in range(len(p)):

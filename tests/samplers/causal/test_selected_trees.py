@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ from gen.samplers.causal.shapes.selected import (
 from gen.samplers.engine.tree import TreeBuilder
 
 ACTIONS = ((1, 0, 0), (2, 0, 0), (0, 2, 1), (1, 2, 1), (0, 2, 2))
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 TASKS = ["shuffle 4 0 7 5 =", "sort 3 1 2 9 8 =", "close ( [ ] { =", "copy 3 1 2 5 6 ="]
 
 
@@ -101,8 +103,8 @@ def selected(verifier: str = "recursive", **params):
 # --- the distribution
 
 
-@pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
-@pytest.mark.parametrize("space", ["length", pytest.param("end", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("verifier", ["recursive", *map(SLOW, ("traversal", "k_seq"))])
+@pytest.mark.parametrize("space", ["length", SLOW("end")])
 def test_no_selector_changes_the_distribution(selector, verifier, space):
     chosen = selector(Moody())
     if space == "length":
@@ -202,8 +204,10 @@ def test_rows_that_wait_at_a_bound_go_on(selector):
 # --- what it learns
 
 
-@pytest.mark.parametrize("action", [(0, 2, 2), (1, 2, 1), (2, 0, 0)])
-@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(
+    ("action", "ends"),
+    [((1, 2, 1), True), SLOW((0, 2, 2), False), SLOW((0, 2, 2), True), SLOW((2, 0, 0), False)],
+)
 def test_labels_are_what_the_verifier_commits_on_average(selector, monkeypatch, action, ends):
     """Given the drafts of the first round, over all coins."""
     selector(Always(0, 1), (action,))
