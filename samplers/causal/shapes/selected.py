@@ -247,10 +247,11 @@ def read_selector(folder: str, drafter: str, target: CausalTarget, draft: Any) -
     came = facts.net.get("drafter"), facts.net.get("draft")
     wanted = drafter, draft_digest(draft)
     if came != wanted:
-        raise GenError(
-            f"selector {folder} was trained for the drafter {came[0]} {came[1]}; expected"
-            f" {wanted[0]} {wanted[1]}".rstrip()
+        said, expected = (
+            f"the drafter {name}" + (f" with a model of weights {digest}" if digest else "")
+            for name, digest in (came, wanted)
         )
+        raise GenError(f"selector {folder} was trained for {said}; expected {expected}")
     with readable("selector", folder):
         net = SelectorNet(len(facts.net["actions"]), int(facts.net["width"]))
         net.load_state_dict({name: x.float() for name, x in weights.items()})

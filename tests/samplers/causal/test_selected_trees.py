@@ -308,10 +308,10 @@ def test_a_selector_serves_its_model_and_drafter(tmp_path):
     [
         (lambda c: c.update(target="0" * 16), "weights 0000000000000000; expected"),
         (lambda c: c.update(kind="medusa"), "is of kind medusa; expected tree_selector"),
-        (lambda c: c["net"].update(draft="1" * 16), "for the drafter model 1111111111111111; exp"),
+        (lambda c: c["net"].update(draft="1" * 16), "model of weights 1111111111111111; exp"),
         (
             lambda c: c["net"].update(drafter="exit"),
-            "for the drafter exit .*; expected mod",
+            "for the drafter exit with .*; expected the drafter mod",
         ),
         (lambda c: c["net"].pop("actions"), "selector .* cannot be read"),
     ],
