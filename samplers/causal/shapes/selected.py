@@ -3,7 +3,10 @@
 An action (n, K, L) is a trunk of n drafts and K independent paths of L drafts from its end; (n, 0,
 0) is a chain. Of every action a small network predicts the tokens that a round commits, and
 
-    action = argmax over (n, K, L) of tokens / (1 + draft_cost (n + L))
+    action = argmax over (n, K, L) of tokens - rate (1 + draft_cost (n + L))
+
+with the rate of tokens per time that this very rule attains on the recorded rounds: no rule that
+knows the predictions has a higher one. Without a draft cost it is the action with most tokens.
 
 The network reads what is known before anything is drafted: the three largest probabilities and the
 entropy of the drafter's distribution at the root, how many drafts the round before had accepted and
@@ -21,10 +24,12 @@ Parameters: ``tree_selector``, ``draft_cost``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +50,7 @@ KIND, WHERE = "tree_selector", "sampler.tree_selector"
 RECIPE = "python -m gen.recipes.tree_selector MODALITY --out FOLDER"
 TOP, HISTORY = 3, 5  # probabilities at the root, and numbers about the round before
 FEATURES = TOP + 1 + HISTORY
+COSTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # draft costs whose rates a folder states
 
 Action = tuple[int, int, int]  # trunk, paths, drafts of a path
 
@@ -111,7 +117,7 @@ class SelectedParams(Params):
     """
 
     tree_selector: str = text("", "a folder with a trained selector")
-    draft_cost: float = number(0.0)
+    draft_cost: float = number(0.0, most=1.0)
 
 
 @register("shape", "selected", params=SelectedParams)
@@ -139,13 +145,21 @@ class Selected(Shape):
         return max(n + length for n, _, length in self.actions)
 
     def attach(self, sampler: Any, target: CausalTarget, draft: Any) -> None:
-        net = read_selector(self.params.tree_selector, sampler.drafter, target, draft)
-        self.use(net, self.actions)
+        net, rates = read_selector(self.params.tree_selector, sampler.drafter, target, draft)
+        rate = float(np.interp(self.params.draft_cost, COSTS, rates))
+        self.use(net, self.actions, rate)
 
-    def use(self, net: SelectorNet, actions: tuple[Action, ...]) -> None:
-        """Choose among actions with a network of as many outputs."""
+    def use(self, net: SelectorNet, actions: tuple[Action, ...], rate: float = 0.0) -> None:
+        """Choose among actions with a network of as many outputs.
+
+        Args:
+            net: the network.
+            actions: the actions.
+            rate: tokens that a round has to commit for the time of a pass of the target.
+        """
         self.net, (self.weight, *_) = net, net.parameters()
         self.table = torch.tensor(actions, device=self.weight.device)  # [A, 3]
+        self.price = rate * times_of(self.table, self.params.draft_cost)
         self.most_trunk = max(n for n, _, _ in actions)
         most_paths = max(k for _, k, _ in actions)
         # drafts of path i in any action
@@ -159,9 +173,7 @@ class Selected(Shape):
         if self.history is None:
             self.history = root.new_zeros(len(root), HISTORY)
         tokens = self.net(torch.cat([root, self.history], -1).to(self.weight.dtype))
-        passes = self.table[:, 0] + self.table[:, 2]
-        value = tokens / (1 + self.params.draft_cost * passes)
-        return self.table[value.argmax(-1)]
+        return self.table[(tokens - self.price).argmax(-1)]
 
     def grow(self, builder: TreeBuilder) -> None:
         """Add the drafts of each row's action.
@@ -197,6 +209,11 @@ class Selected(Shape):
         self.history = torch.where(goes_on, made, self.history)
 
 
+def times_of(actions: Tensor, draft_cost: float) -> Tensor:
+    """Return the times [A] of rounds of actions [A, 3], in passes of the target."""
+    return 1 + draft_cost * (actions[:, 0] + actions[:, 2])
+
+
 def budgeted_actions(drafts: int, most_paths: int) -> tuple[Action, ...]:
     """List the actions of at most so many drafts: chains, then trees of 2 paths and more."""
     chains = [(n, 0, 0) for n in range(1, drafts + 1)]
@@ -210,10 +227,16 @@ def budgeted_actions(drafts: int, most_paths: int) -> tuple[Action, ...]:
 
 
 def facts_of(
-    target: CausalTarget, drafter: str, draft: Any, actions: tuple[Action, ...], width: int
+    target: CausalTarget,
+    drafter: str,
+    draft: Any,
+    actions: tuple[Action, ...],
+    rates: Sequence[float],
+    width: int,
 ) -> DrafterFacts:
-    """State the facts of a selector."""
-    net = {"drafter": drafter, "draft": draft_digest(draft), "actions": actions, "width": width}
+    """State the facts of a selector, whose ``rates`` are those of ``COSTS``."""
+    net: dict[str, Any] = {"drafter": drafter, "draft": draft_digest(draft), "width": width}
+    net |= {"actions": actions, "rates": list(rates)}
     return DrafterFacts.of(KIND, target, net=net)
 
 
@@ -230,8 +253,10 @@ def actions_of(folder: str) -> tuple[Action, ...]:
         return tuple((int(n), int(k), int(length)) for n, k, length in facts.net["actions"])
 
 
-def read_selector(folder: str, drafter: str, target: CausalTarget, draft: Any) -> SelectorNet:
-    """Read the network of a selector.
+def read_selector(
+    folder: str, drafter: str, target: CausalTarget, draft: Any
+) -> tuple[SelectorNet, list[float]]:
+    """Read the network of a selector and its rates.
 
     Args:
         folder: its folder.
@@ -255,4 +280,5 @@ def read_selector(folder: str, drafter: str, target: CausalTarget, draft: Any) -
     with readable("selector", folder):
         net = SelectorNet(len(facts.net["actions"]), int(facts.net["width"]))
         net.load_state_dict({name: x.float() for name, x in weights.items()})
-    return net.to(target.device).eval().requires_grad_(False)
+        rates = [float(rate) for rate in facts.net["rates"]]
+    return net.to(target.device).eval().requires_grad_(False), rates

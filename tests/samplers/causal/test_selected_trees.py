@@ -7,6 +7,7 @@ The controls look at a draft's own value, or at what the target says of it, and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from functools import partial
 
@@ -28,6 +29,7 @@ from gen.recipes.tree_selector import (
     AllActions,
     Rounds,
     SelectorPlan,
+    best_rate,
     expected_tokens,
     main,
     recorded,
@@ -36,12 +38,14 @@ from gen.recipes.tree_selector import (
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 from gen.samplers.causal.shapes.selected import (
+    COSTS,
     FEATURES,
     KIND,
     Selected,
     SelectorNet,
     budgeted_actions,
     facts_of,
+    times_of,
 )
 from gen.samplers.engine.tree import TreeBuilder
 
@@ -85,10 +89,10 @@ def selector(monkeypatch):
         chosen.extend(made.tolist())
         return made
 
-    def use(net, actions=ACTIONS):
+    def use(net, actions=ACTIONS, rate=0.0):
         monkeypatch.setattr(Selected, "actions", property(lambda self: actions))
         monkeypatch.setattr(
-            Selected, "attach", lambda self, sampler, target, draft: self.use(net, actions)
+            Selected, "attach", lambda self, sampler, target, draft: self.use(net, actions, rate)
         )
         monkeypatch.setattr(Selected, "choose", noted)
         return chosen
@@ -273,6 +277,30 @@ def test_a_selector_learns_which_action_suits_a_round(tmp_path):
     assert float((net(x).argmax(1) == suits).float().mean()) > 0.95
 
 
+@pytest.mark.parametrize("cost", [0.0, 0.1, 0.5])
+def test_no_choice_of_actions_has_more_tokens_per_time_than_the_rule(cost):
+    tokens = 1 + 3 * torch.rand(4, len(ACTIONS), generator=torch.Generator().manual_seed(3))
+    times = times_of(torch.tensor(ACTIONS), cost)
+    rounds = torch.arange(4)
+    rates = [
+        float(tokens[rounds, torch.tensor(way)].sum() / times[torch.tensor(way)].sum())
+        for way in itertools.product(range(len(ACTIONS)), repeat=4)
+    ]
+    assert best_rate(tokens, tokens, times) == pytest.approx(max(rates), rel=1e-6)
+    myopic = (tokens / times).argmax(1)
+    alone = float(tokens[rounds, myopic].sum() / times[myopic].sum())
+    assert alone <= max(rates) + 1e-6
+
+
+def test_a_drafter_that_costs_more_gets_shorter_trees(selector):
+    chosen = selector(Always(ACTIONS.index((0, 2, 2)), len(ACTIONS)), rate=1.5)
+    run(selected(), LONG)
+    assert {tuple(action) for action in chosen} == {(0, 2, 2)}
+    chosen.clear()
+    run(selected(draft_cost=1.0), LONG)
+    assert {tuple(action) for action in chosen} == {(1, 0, 0)}
+
+
 # --- folders
 
 
@@ -284,7 +312,7 @@ def written(tmp_path, change=None) -> str:
     of = pipe.target(sampler, sampling, items)
     small = load("text", "text-draft")
     draft = small.target(sampler, sampling, small.plan(TASKS[:1]))
-    facts = facts_of(of, "model", draft, ACTIONS, 32)
+    facts = facts_of(of, "model", draft, ACTIONS, [1.0] * len(COSTS), 32)
     assert isinstance(facts, DrafterFacts) and facts.kind == KIND
     write_drafter(tmp_path, facts, SelectorNet(len(ACTIONS)).state_dict())
     if change:
