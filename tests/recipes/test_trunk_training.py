@@ -17,7 +17,9 @@ from trained_drafters import DEPTH, KINDS, network, scrambled, target
 from unrolled_drafts import nodes_of, noted
 
 from gen.core.errors import GenError
+from gen.pipeline.pipeline import load
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions
+from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
 from gen.samplers.causal.drafters.entry_layer import later
 from gen.samplers.causal.shapes.chain import Chain
 
@@ -103,3 +105,15 @@ def test_embeddings_of_another_width_than_the_states_are_refused():
     )
     with pytest.raises(GenError, match="hydra with trunk=clover needs embeddings as wide as"):
         Hydra(made, HydraOptions(trunk="clover"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRUNKS)
+def test_the_recipe_writes_a_trunk_that_a_sampler_reads(tmp_path, name):
+    recipe = DrafterRecipe("text-causal", "hydra", tmp_path, QUICK, {"trunk": name})
+    assert 0 < recipe.run()["alpha"] <= 1
+    spec = recipe.kind.sampler(tmp_path / "drafter")
+    assert spec["num_speculative_tokens"] == HydraOptions().depth
+    assert load("text")("3 + 8 + 5 =", sampler=spec).stats[0].draft_nfe is not None
+    with pytest.raises(GenError, match="was trained for temperature 1"):
+        load("text")("3 + 8 + 5 =", sampler=spec, temperature=0.5)
