@@ -15,6 +15,7 @@ from gen.core.errors import unknown
 from gen.models.targets.base import legal_at
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import LOSSES, Divergence, acceptance, mean_over
+from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 Net = Callable[..., Any]  # a network, or its forward with weights in another dtype
 
@@ -34,8 +35,23 @@ class Options:
     batch: int = 32
 
 
+@dataclass(frozen=True)
+class DepthOptions(Options):
+    """Options of kinds that are trained for a number of drafts in a row, which is then the
+    sampler's.
+
+    Attributes:
+        depth: drafts in a row.
+    """
+
+    depth: int = 4
+
+
 class Kind(ABC):
     """A kind of drafter for one model.
+
+    A drafter of a folder with the weights of one network and the name of the kind needs no
+    ``export`` and no ``sampler`` of its own.
 
     Attributes:
         name: name on the command line.
@@ -93,13 +109,26 @@ class Kind(ABC):
         accepted = mean_over(acceptance(batch.logp, logq.detach()), weight)
         return loss, {"acceptance": accepted.item()}
 
-    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the network, which a folder states."""
+        return {}
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of a trained network that a folder holds, by name."""
+        return dict(net.named_parameters())
+
     def export(self, net: nn.Module, folder: Path) -> None:
         """Write the folder that a sampler reads."""
+        target = self.teacher.target
+        facts = DrafterFacts.of(self.name, target, self.teacher.layers, self.arguments())
+        write_drafter(folder, facts, self.weights(net))
 
-    @abstractmethod
     def sampler(self, folder: Path) -> dict[str, Any]:
         """Return the spec of a sampler that drafts with a folder."""
+        spec = {"name": "speculative", "drafter": self.name, "drafter_weights": str(folder)}
+        if isinstance(self.options, DepthOptions):
+            spec["num_speculative_tokens"] = self.options.depth
+        return spec
 
     def logprobs(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Turn a drafter's logits into log-probabilities under temperature and allowed tokens.

@@ -10,7 +10,6 @@ token gates, and a pull to the target that leaves the other channels free.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from gen.core.errors import GenError
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
+from gen.recipes.drafters.unrolls import unrolled
 from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 NOISE = 0.2  # range of the noise on features of EAGLE, times 512 / length
 
@@ -71,55 +70,33 @@ class EagleKind(Kind):
         numbers = sorted({last // 4, last // 2, last - 1})
         return tuple(f"model.layers.{n}" for n in numbers)
 
-    def network(self) -> nn.Module:
+    def arguments(self) -> dict[str, Any]:
         net = self.teacher.model.model
         embedding = net.get_input_embeddings().weight.shape[1]
         out = net.get_output_embeddings().weight.shape[1]
         hidden = self.teacher.model.config.hidden_size
         one = self.options.method == "eagle1"
-        torch.manual_seed(0)
-        return EagleLayer(
-            EagleShape(
-                hidden * len(self.teacher.layers),
-                embedding,
-                out,
-                self.options.width,
-                self.options.inner,
-                rereads=one,
-                gated=self.options.gated,
-            )
+        shape = EagleShape(
+            hidden * len(self.teacher.layers),
+            embedding,
+            out,
+            self.options.width,
+            self.options.inner,
+            rereads=one,
+            gated=self.options.gated,
         )
+        return asdict(shape)
+
+    def network(self) -> nn.Module:
+        torch.manual_seed(0)
+        return EagleLayer(EagleShape(**self.arguments()))
 
     def unrolled(self, net: Net, batch: Batch, unrolls: int, noise: float = 0.0) -> list[Tensor]:
         """Return what the target's head reads, [B, T, D], for every position by every unroll.
 
         Position t of unroll i is drafted from the hidden states up to position t - i.
         """
-        ids, before = batch.inputs()
-        states = self.features(batch)
-        if noise:
-            states = states + noise * (torch.rand_like(states) - 0.5)
-        with torch.no_grad():
-            at = torch.arange(1, ids.shape[1], device=ids.device).expand(len(ids), -1)
-            embedding = self.teacher.model.embedded(ids[:, 1:], at).float()
-        outputs = net(states, embedding, unrolls)
-        row = torch.arange(len(ids), device=ids.device)[:, None]
-        where = (before - 1).clamp_min(0)
-        return [made[row, where] for made in outputs]
-
-    def features(self, batch: Batch) -> Tensor:
-        """Return the hidden states of all slots but the last, [B, P + T - 1, F]."""
-        of_tokens = torch.cat([batch.states[name] for name in self.teacher.layers], -1)
-        if not batch.prompt_states:
-            return of_tokens
-        of_prompt = torch.cat([batch.prompt_states[name] for name in self.teacher.layers], -1)
-        total = of_prompt.shape[1] + of_tokens.shape[1]
-        row = torch.arange(len(of_tokens), device=of_tokens.device)[:, None]
-        slot = torch.arange(total, device=of_tokens.device)
-        at = slot - (batch.prompt_length[:, None] - 1)  # position of each slot
-        tokens = of_tokens[row, at.clamp(0, of_tokens.shape[1] - 1)]
-        prompt = of_prompt[row, slot.clamp_max(of_prompt.shape[1] - 1).expand_as(at)]
-        return torch.where((at < 0)[..., None], prompt, tokens)
+        return unrolled(self.teacher, net, batch, unrolls, noise=noise)
 
     def _head(self) -> Tensor:
         """Return the target's head, [V, D]."""
@@ -166,13 +143,3 @@ class EagleKind(Kind):
         loss = mean_over(gap.mean(-1), weight) + 0.1 * mean_over(crossed, weight)
         accepted = mean_over(acceptance(batch.logp, logq.detach()), weight)
         return loss, {"acceptance 1": accepted.item()}
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        assert isinstance(net, EagleLayer)
-        facts = DrafterFacts.of(
-            self.name, self.teacher.target, self.teacher.layers, asdict(net.shape)
-        )
-        write_drafter(folder, facts, net.state_dict())
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {"name": "speculative", "drafter": "eagle", "drafter_weights": str(folder)}

@@ -7,7 +7,6 @@ once. Norm and head behind it are the model's and stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.samplers.causal.drafters.exit import exit_layer
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,12 @@ class Exit(Kind):
     def layers(self, teacher: Teacher) -> tuple[str, ...]:
         return (f"model.layers.{self.options.exit_layer - 1}",)
 
+    def arguments(self) -> dict[str, Any]:
+        return {"exit_layer": self.options.exit_layer}
+
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        return dict(net.get_submodule("layer").named_parameters())
+
     def network(self) -> nn.Module:
         return TrainedLayer(exit_layer(self.teacher.model, self.options.exit_layer).float())
 
@@ -72,15 +76,6 @@ class Exit(Kind):
         hidden = trunk.norm(out[row, slots].float())
         logits = self.teacher.model.model.get_output_embeddings()(hidden)
         return self.logprobs(logits, self.positions(batch))
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        arguments = {"exit_layer": self.options.exit_layer}
-        facts = DrafterFacts.of(self.name, self.teacher.target, net=arguments)
-        layer = net.get_submodule("layer")
-        write_drafter(folder, facts, dict(layer.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {"name": "speculative", "drafter": self.name, "drafter_weights": str(folder)}
 
 
 def sequence_states(batch: Batch, layer: str) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ a group is about the j-th token behind the one that the pass adds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.kind_parallel import DECAY, Parallel, ParallelOptions
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.samplers.causal.drafters.flexdraft import KIND, MaskAttention, with_masks
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,5 @@ class FlexKind(Parallel):
         sizes = {"layers": self._layers, "rank": self.options.rank}
         return super().arguments() | sizes
 
-    def export(self, net: nn.Module, folder: Path) -> None:
-        facts = DrafterFacts.of(self.name, self.teacher.target, net=self.arguments())
-        write_drafter(folder, facts, dict(self.attention.named_parameters()))
+    def weights(self, net: nn.Module) -> dict[str, Tensor]:
+        return dict(self.attention.named_parameters())

@@ -8,41 +8,33 @@ its token alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
-from gen.recipes.drafters.base import Kind, Net, Options
+from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
+from gen.recipes.drafters.unrolls import unrolled
 from gen.samplers.causal.drafters.head_networks import TRUNKS, MedusaHeads, hydra_of
 from gen.samplers.causal.drafters.heads import projection
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+from gen.samplers.causal.drafters.trained import require_one_width
+from gen.samplers.causal.drafters.trunk_layers import ENTRY_TRUNKS
 
 LAST = "model.norm"  # what the projection to the vocabulary reads
 DECAY = 0.8
 
 
 @dataclass(frozen=True)
-class HeadOptions(Options):
-    """Options of heads.
-
-    Attributes:
-        depth: number of heads.
-    """
-
-    depth: int = 4
-
-
-@dataclass(frozen=True)
-class HydraOptions(HeadOptions):
+class HydraOptions(DepthOptions):
     """Options of Hydra heads.
 
     Attributes:
-        trunk: heads, recurrent (Clover's) or trigram (Chimera's).
+        trunk: heads, recurrent (Clover without attention), trigram (Chimera without its layer),
+            clover or chimera.
         layers: numbers of layers whose hidden states are read beside the last, joined by commas.
     """
 
@@ -51,13 +43,14 @@ class HydraOptions(HeadOptions):
 
 
 class _Heads(Kind):
-    """Heads over hidden states."""
+    """Heads over hidden states, as many as the option ``depth`` says."""
+
+    options_type = DepthOptions
 
     def layers(self, teacher: Teacher) -> tuple[str, ...]:
         return (LAST,)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the network."""
         return {"depth": self.options.depth}
 
     def depth_logq(self, net: Net, batch: Batch, depth: int) -> Tensor:
@@ -80,19 +73,24 @@ class _Heads(Kind):
         logits = net(depth, states[:, :count], embedded)
         return self.logprobs(logits, self.positions(batch)[:, 1 + depth :])
 
+    def every_logq(self, net: Net, batch: Batch, depths: int) -> list[Tensor]:
+        """Return the distributions of the first depths (``depth_logq``), one after the other."""
+        return [self.depth_logq(net, batch, k) for k in range(depths)]
+
     def usable(self, batch: Batch) -> Tensor:
         weight = batch.weight.clone()
         weight[:, 0] = 0  # before the first forward pass there is no state
         return weight
 
     def logq(self, net: Net, batch: Batch) -> Tensor:
-        first = self.depth_logq(net, batch, 0)
+        first = self.every_logq(net, batch, 1)[0]
         return torch.cat([torch.full_like(first[:, :1], -torch.inf), first], 1)
 
     def loss(self, net: Net, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         total, weights, figures = torch.zeros(()), 0.0, {}
-        for k in range(min(self.options.depth, batch.tokens.shape[1] - 1)):
-            logp, logq = batch.logp[:, 1 + k :], self.depth_logq(net, batch, k).float()
+        depths = min(self.options.depth, batch.tokens.shape[1] - 1)
+        for k, logq in enumerate(self.every_logq(net, batch, depths)):
+            logp, logq = batch.logp[:, 1 + k :], logq.float()
             weight = batch.weight[:, 1 + k :]
             total = total + DECAY**k * mean_over(self.divergence(logp, logq), weight)
             weights += DECAY**k
@@ -100,25 +98,11 @@ class _Heads(Kind):
             figures[f"acceptance {k}"] = accepted.item()
         return total / weights, figures
 
-    def export(self, net: nn.Module, folder: Path) -> None:
-        target = self.teacher.target
-        facts = DrafterFacts.of(self.name, target, self.teacher.layers, self.arguments())
-        write_drafter(folder, facts, dict(net.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {
-            "name": "speculative",
-            "drafter": self.name,
-            "drafter_weights": str(folder),
-            "num_speculative_tokens": self.options.depth,
-        }
-
 
 class Medusa(_Heads):
-    """A head for each depth, which reads no draft. Options: ``HeadOptions``."""
+    """A head for each depth, which reads no draft. Options: ``DepthOptions``."""
 
     name = "medusa"
-    options_type = HeadOptions
 
     def network(self) -> nn.Module:
         return MedusaHeads(projection(self.teacher.target, self.name).float(), self.options.depth)
@@ -133,6 +117,8 @@ class Hydra(_Heads):
     def __init__(self, teacher: Teacher, options: HydraOptions):
         if options.trunk not in TRUNKS:
             raise unknown("trunk", options.trunk, TRUNKS, "--options")
+        if options.trunk in ENTRY_TRUNKS:
+            require_one_width(teacher.model, f"hydra with trunk={options.trunk}")
         super().__init__(teacher, options)
 
     def layers(self, teacher: Teacher) -> tuple[str, ...]:
@@ -149,4 +135,17 @@ class Hydra(_Heads):
         }
 
     def network(self) -> nn.Module:
+        torch.manual_seed(0)
         return hydra_of(self.arguments(), projection(self.teacher.target, self.name).float())
+
+    def every_logq(self, net: Net, batch: Batch, depths: int) -> list[Tensor]:
+        trunk = ENTRY_TRUNKS.get(self.options.trunk)
+        if trunk is None:
+            return super().every_logq(net, batch, depths)
+        head = self.teacher.model.output_weight.float()
+        positions, made = self.positions(batch), []
+        outputs = unrolled(self.teacher, net, batch, depths, trunk.num_tokens)
+        for k, read in enumerate(outputs):
+            logits = F.linear(read[:, 1 + k :].float(), head)
+            made.append(self.logprobs(logits, positions[:, 1 + k :]))
+        return made

@@ -9,7 +9,6 @@ all that is trained, on the model's distributions behind them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +17,17 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.models.adapters.layer_calls import LayerCache, run_layers
 from gen.models.adapters.slot_cache import hide
-from gen.recipes.drafters.base import Kind, Net, Options
+from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.samplers.causal.drafters.hidden_transfer import drafted_logits, maps_of
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 DECAY = 0.8
 
 
 @dataclass(frozen=True)
-class HiddenOptions(Options):
+class HiddenOptions(DepthOptions):
     """Options of the kind.
 
     Attributes:
@@ -60,7 +58,6 @@ class HiddenTransfer(Kind):
         return (f"model.layers.{self.layer - 1}",)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the network."""
         return {"layer": self.layer, "depth": self.options.depth}
 
     def network(self) -> nn.Module:
@@ -128,16 +125,3 @@ class HiddenTransfer(Kind):
             accepted = mean_over(acceptance(logp, made[:, :, k].detach()), weight)
             figures[f"acceptance {k}"] = accepted.item()
         return torch.stack(losses).sum() / sum(DECAY**k for k in range(depth)), figures
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        target = self.teacher.target
-        facts = DrafterFacts.of(self.name, target, self.teacher.layers, self.arguments())
-        write_drafter(folder, facts, dict(net.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {
-            "name": "speculative",
-            "drafter": self.name,
-            "drafter_weights": str(folder),
-            "num_speculative_tokens": self.options.depth,
-        }

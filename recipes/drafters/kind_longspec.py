@@ -9,7 +9,6 @@ queries, from 1 to ``depth`` slots, which is what the drafts of a round see one 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.adapters.layer_calls import KeysValues, LayerCache, call_layer, decoder_layers
-from gen.recipes.drafters.base import Kind, Net, Options
+from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.samplers.causal.drafters.longspec import layer_shape
-from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 
 
 @dataclass(frozen=True)
-class LongSpecOptions(Options):
+class LongSpecOptions(DepthOptions):
     """Options of the kind.
 
     Attributes:
@@ -62,10 +60,14 @@ class LongSpecKind(Kind):
     def layers(self, teacher: Teacher) -> tuple[str, ...]:
         return (f"model.layers.{teacher.model.num_layers - 2}",)
 
+    def arguments(self) -> dict[str, Any]:
+        shape = layer_shape(self.teacher.model, self.options.inner, self.options.window)
+        return asdict(shape)
+
     def network(self) -> nn.Module:
         model = self.teacher.model
         torch.manual_seed(0)
-        net = LongSpecLayer(layer_shape(model, self.options.inner, self.options.window))
+        net = LongSpecLayer(LongSpecShape(**self.arguments()))
         # the queries of the model's last layer are those that its keys were made for
         last: Any = decoder_layers(model)[-1]
         with torch.no_grad():
@@ -149,16 +151,3 @@ class LongSpecKind(Kind):
         loss = mean_over(self.divergence(logp, logq), weight)
         accepted = mean_over(acceptance(logp, logq.detach()), weight)
         return loss, {"acceptance": accepted.item()}
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        assert isinstance(net, LongSpecLayer)
-        facts = DrafterFacts.of(self.name, self.teacher.target, net=asdict(net.shape))
-        write_drafter(folder, facts, dict(net.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {
-            "name": "speculative",
-            "drafter": self.name,
-            "drafter_weights": str(folder),
-            "num_speculative_tokens": self.options.depth,
-        }

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gen.recipes.drafters.base import Kind, Net, Options
+from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 DECAY = 0.8
 
 
 @dataclass(frozen=True)
-class ParallelOptions(Options):
+class ParallelOptions(DepthOptions):
     """Options of both kinds.
 
     Attributes:
@@ -162,18 +160,6 @@ class Parallel(Kind):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the network."""
         return {"depth": self.options.depth}
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        facts = DrafterFacts.of(self.name, self.teacher.target, net=self.arguments())
-        write_drafter(folder, facts, dict(net.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {
-            "name": "speculative",
-            "drafter": self.name,
-            "drafter_weights": str(folder),
-            "num_speculative_tokens": self.options.depth,
-        }
 
 
 class Masked(Parallel):

@@ -7,7 +7,6 @@ trained, through all layers behind them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from gen.recipes.drafters.data import Batch, Teacher
 from gen.samplers.causal.drafters.hidden_transfer import drafted_logits
 from gen.samplers.causal.drafters.layer_skip import LayerSkipParams
 from gen.samplers.causal.drafters.skip import repairs_of
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class SkipRepair(Kind):
             )
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the network."""
         kept = ",".join(map(str, self.kept))
         return {"kept_layers": kept, "rank": self.options.rank}
 
@@ -77,10 +74,3 @@ class SkipRepair(Kind):
         row = torch.arange(len(ids), device=ids.device)[:, None]
         logits = drafted_logits(model, states[row, before])
         return self.logprobs(logits, self.positions(batch))
-
-    def export(self, net: nn.Module, folder: Path) -> None:
-        facts = DrafterFacts.of(self.name, self.teacher.target, net=self.arguments())
-        write_drafter(folder, facts, dict(net.named_parameters()))
-
-    def sampler(self, folder: Path) -> dict[str, Any]:
-        return {"name": "speculative", "drafter": self.name, "drafter_weights": str(folder)}

@@ -247,6 +247,7 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
             shape = Chain(None, int(self.num_speculative_tokens))
         else:
             shape = kind(params)
+        shape.attach(self, target, draft)
         nodes = source.nodes(self, target, draft)
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)

@@ -78,6 +78,15 @@ class Verdict:
     tokens: Tensor
     path: Tensor | None = None
 
+    @property
+    def last_column(self) -> Tensor:
+        """Columns of the pass that the last tokens were drawn behind, long [b]: 0 for the root."""
+        column = self.num_accepted
+        if self.path is None:
+            return column
+        last = self.path.gather(1, (column - 1).clamp_min(0)[:, None])[:, 0]
+        return torch.where(column > 0, last + 1, 0)
+
 
 class Drafter(RowOwner):
     """Method in the causal loop: it proposes drafts, verifies them and observes the outcome.

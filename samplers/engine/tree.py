@@ -229,6 +229,12 @@ class TreeBuilder:
         assert self.tree.draws == RANKS, "a random draft stays once its value is known"
         self.tree = self.finish().select(columns)
 
+    def compact(self, most: int) -> None:
+        """Drop drafts that a row does not have, where no row has more than ``most``."""
+        if self.size > most:
+            order = torch.argsort((~self.tree.exists).byte(), dim=1, stable=True)[:, :most]
+            self.tree = self.finish().select(order.sort(1).values)
+
     def finish(self) -> Tree:
         """Return the tree; nodes whose own distribution nobody asked for get one without mass."""
         tree = self.tree

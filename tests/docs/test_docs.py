@@ -48,6 +48,7 @@ from gen.recipes.text.hyperfit import main as hyperfit_recipe
 from gen.recipes.text.judge_decoding import main as judge_recipe
 from gen.recipes.text.long_answers import main as long_answers_recipe
 from gen.recipes.text.recipe import main as text_recipe
+from gen.recipes.tree_selector import main as tree_selector_recipe
 from gen.recipes.video.recipe import main as video_recipe
 from gen.recipes.world.recipe import main as world_recipe
 
@@ -101,6 +102,7 @@ RECIPES = {
     "gen.recipes.text.judge_decoding": judge_recipe,
     "gen.recipes.text.long_answers": long_answers_recipe,
     "gen.recipes.acceptance_head": acceptance_head_recipe,
+    "gen.recipes.tree_selector": tree_selector_recipe,
     "gen.recipes.drafters": drafters_recipe,
     "gen.recipes.speed": speed_recipe,
     "gen.recipes.world": world_recipe,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kind_batches import LENGTH, V, drawn_batch, known_sequence, teacher
 from torch import nn
 from trained_drafters import DEPTH, NET, network, scrambled, target
 
@@ -17,14 +18,10 @@ from gen.core.errors import GenError
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
-from gen.recipes.drafters.data import Batch, Teacher
+from gen.recipes.drafters.base import DepthOptions
+from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
-from gen.recipes.drafters.kind_heads import (
-    HeadOptions,
-    Hydra,
-    HydraOptions,
-    Medusa,
-)
+from gen.recipes.drafters.kind_heads import Hydra, HydraOptions, Medusa
 from gen.recipes.drafters.kind_parallel import (
     Masked,
     MaskedOptions,
@@ -38,27 +35,7 @@ from gen.samplers.causal.drafters.heads import unfiltered
 from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
 from gen.samplers.causal.drafters.skip import repaired_model
 
-V, LENGTH, WRONG = 20, 8, 1e-3
-
-
-def teacher(of: CausalTarget | None = None) -> Teacher:
-    """A teacher of the small Llama."""
-    of = target(LENGTH, V) if of is None else of
-    made = Teacher.__new__(Teacher)
-    vars(made).update(
-        target=of, model=of.model, sampling=of.sampling, layers=(), pipe=None, items=[]
-    )
-    return made
-
-
-def known_sequence() -> Batch:
-    """Two sequences 1, 2, 3 ... that the target is certain of; states are numbered by the token
-    that they predict."""
-    tokens = torch.arange(1, LENGTH + 1).repeat(2, 1)
-    logp = torch.where(torch.eye(V)[tokens] > 0, 0.0, -torch.inf)
-    states = {"model.norm": torch.eye(16)[tokens - 1].float()}
-    prompt, length = torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 2])
-    return Batch(prompt, length, tokens, torch.ones(2, LENGTH), logp, states, {})
+WRONG = 1e-3
 
 
 class KnowingHeads(nn.Module):
@@ -107,14 +84,6 @@ def test_the_label_of_mask_k_is_the_token_k_places_behind_the_first_draft(shift)
 
 
 # --- what is trained is what is decoded
-
-
-def drawn_batch(layers: tuple[str, ...] = ()) -> tuple[Teacher, Batch]:
-    made = teacher().with_layers(layers)
-    made.target.model.model.requires_grad_(False)
-    generator = torch.Generator().manual_seed(4)
-    tokens = torch.randint(0, V, (3, LENGTH), generator=generator)
-    return made, made.batch(torch.arange(3), tokens)
 
 
 def logprobs_of(draft: CausalTarget, batch: Batch) -> torch.Tensor:
@@ -221,4 +190,4 @@ def test_unknown_options_are_refused():
     with pytest.raises(GenError, match="kept_layers came as '2/2', all layers of the model"):
         SkipRepair(teacher(), SkipOptions(kept_layers="2/2"))
     assert unfiltered(target(4, 3).sampling).top_k == 0
-    assert HeadOptions().depth == 4 and len(NET.model.layers) == 2
+    assert DepthOptions().depth == 4 and len(NET.model.layers) == 2

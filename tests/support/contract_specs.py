@@ -16,7 +16,7 @@ from gen.samplers.masked.step import HIDDEN_STATES, needs_of
 # parts that read weights trained for one model, which the models here are not
 TRAINED = {
     kind: {name for name, part in registry.table(kind).items() if part.needs_weights}
-    for kind in ("verifier", "length_policy", "drafter")
+    for kind in ("verifier", "length_policy", "drafter", "shape")
 }
 TRAINED["proposer"] = {
     name for name, part in registry.table("proposer").items() if HIDDEN_STATES in needs_of(part)
@@ -26,8 +26,8 @@ TRAINED["proposer"] = {
 def needs_weights(name: str) -> bool:
     """Whether a sampler or preset reads weights that were trained for one model."""
     values = vars(resolve_sampler(name)[0])
-    fields = {"verifier": "verifier", "length_policy": "policy", "drafter": "drafter"}
-    return any(values.get(field) in TRAINED[kind] for kind, field in fields.items())
+    fields = {"length_policy": "policy"}
+    return any(values.get(fields.get(k, k)) in TRAINED[k] for k in TRAINED if k != "proposer")
 
 
 EXACT = [name for name, v in registry.table("verifier").items() if not v.relaxed]
@@ -140,7 +140,7 @@ def drawable(shape: str, verifier: str, drafter: str = "model") -> bool:
     return fits and kinds["drafter"].shapes and bool(ways & set(kinds["shape"].takes))
 
 
-SHAPES = registry.table("shape")
+SHAPES = [name for name, shape in registry.table("shape").items() if not shape.needs_weights]
 JUDGES = [v for v in EXACT if v not in CHAINS]
 # every verifier of trees with a chain and a tree, and every shape once
 SPECS |= {f"{v}-chain": tree("chain", v) for v in JUDGES}

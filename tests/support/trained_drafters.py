@@ -39,6 +39,8 @@ KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         {"depth": DEPTH, "trunk": "recurrent", "states": 2},
     ),
     "trigram": ("hydra", (LAST,), {"depth": DEPTH, "trunk": "trigram", "states": 1}),
+    "clover": ("hydra", ("model.layers.0", LAST), {"depth": DEPTH, "trunk": "clover", "states": 2}),
+    "chimera": ("hydra", (LAST,), {"depth": DEPTH, "trunk": "chimera", "states": 1}),
     "exit": ("exit", (), {"exit_layer": 1}),
     "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
     "prompt": ("prompt", (), {"depth": DEPTH}),

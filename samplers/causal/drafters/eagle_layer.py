@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gen.samplers.causal.drafters.entry_layer import Entries, EntryLayer, rotated_entries
+
 HEAD = 32  # channels of an attention head
-THETA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,12 @@ class EagleShape:
     gated: bool = False
 
 
-@dataclass
-class Entries:
-    """Queries, keys and values [B, L, H, d] of entries, and their features [B, L, W]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    feature: Tensor
-
-
-class EagleLayer(nn.Module):
-    """The layer. Calling it runs all unrolls of training; see ``forward``."""
+class EagleLayer(EntryLayer):
+    """The layer. Calling it runs all unrolls of training; see ``EntryLayer.forward``."""
 
     def __init__(self, shape: EagleShape):
         super().__init__()
         self.shape, width = shape, shape.width
-        self.heads = width // HEAD
 
         def linear(n: int, m: int) -> nn.Linear:
             return nn.Linear(n, m, bias=False)
@@ -87,113 +77,20 @@ class EagleLayer(nn.Module):
         self.out = linear(width, shape.out)
 
     def entries(self, feature: Tensor, embedding: Tensor, slots: Tensor) -> Entries:
-        """Make entries.
-
-        Args:
-            feature: features [B, L, W].
-            embedding: embeddings of the tokens behind the slots, [B, L, E].
-            slots: long [B, L].
-        """
         token = self.token_norm(self.token(embedding))
         if self.shape.gated:
             value, gate = self.gate_up(torch.cat([token, feature], -1)).chunk(2, -1)
             feature = feature + self.gate_down(F.silu(gate) * value)
         x = torch.cat([token, self.feature_norm(feature)], -1)
-        q, k, v = (f(x).unflatten(-1, (self.heads, HEAD)) for f in self._projections())
-        cos, sin = rotation(slots, x.dtype)
-        return Entries(rotated(q, cos, sin), rotated(k, cos, sin), v, feature)
+        return rotated_entries(self.query(x), self.key(x), self.value(x), feature, slots)
 
-    def _projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        return self.query, self.key, self.value
-
-    def output(self, feature: Tensor, attended: Tensor) -> Tensor:
-        """Return the outputs [B, L, W] of entries from what they attended to, [B, L, H, d]."""
+    def output(self, feature: Tensor, attended: Tensor, depth: Tensor | int) -> Tensor:
         g = feature + self.attended(attended.flatten(-2))
         gate, up = self.up(self.mlp_norm(g)).chunk(2, -1)
         return g + self.down(F.silu(gate) * up)
 
     def head_input(self, g: Tensor) -> Tensor:
-        """Return what the target's head reads, [B, L, D], of outputs [B, L, W]."""
         return self.out(self.last_norm(g))
 
     def next_feature(self, g: Tensor) -> Tensor:
-        """Return the features [B, L, W] of the slots behind those of outputs [B, L, W]."""
         return self.reread(self.head_input(g)) if self.shape.rereads else g
-
-    def forward(self, states: Tensor, embedding: Tensor, unrolls: int) -> list[Tensor]:
-        """Run the layer over whole sequences, fed by the target and then by itself.
-
-        In unroll i the entry of slot s has the output of slot s - 1 in unroll i - 1 as its feature.
-        It attends to what it would find in decoding i - 1 tokens behind the target: the target's
-        entries up to slot s - i + 1, and the drafted entries of the slots in between.
-
-        Args:
-            states: hidden states of the target [B, S, F].
-            embedding: embeddings of the tokens behind the slots [B, S, E].
-            unrolls: number of unrolls n.
-
-        Returns:
-            What the target's head reads, [B, S, D], of every unroll. Unroll i has no meaning before
-            slot i - 1.
-        """
-        slots = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
-        made: list[Entries] = []
-        heads: list[Tensor] = []
-        dtype = self.fuse.weight.dtype
-        feature, embedding = self.fuse(states.to(dtype)), embedding.to(dtype)
-        for _ in range(unrolls):
-            made.append(self.entries(feature, embedding, slots))
-            output = self.output(made[-1].feature, unrolled_attention(made))
-            heads.append(self.head_input(output))
-            feature = later(self.next_feature(output), 1)
-        return heads
-
-
-def later(x: Tensor, by: int) -> Tensor:
-    """Move x [B, S, ...] to later slots, with zeros before."""
-    if not by:
-        return x
-    return torch.cat([torch.zeros_like(x[:, :by]), x[:, :-by]], 1)
-
-
-def unrolled_attention(made: list[Entries]) -> Tensor:
-    """Let the entries of the last unroll attend; see ``EagleLayer.forward``.
-
-    Args:
-        made: entries of all unrolls so far.
-
-    Returns:
-        [B, S, H, d].
-    """
-    first, last, back = made[0], made[-1], len(made) - 1
-    query, scale = last.query, HEAD**-0.5
-    size = query.shape[1]
-    scores = torch.einsum("bqhd,bkhd->bhqk", query, first.key) * scale
-    slot = torch.arange(size, device=query.device)
-    hidden = slot > slot[:, None] - back
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    drafted = [
-        (later(entry.key, back - j), later(entry.value, back - j))
-        for j, entry in enumerate(made)
-        if j
-    ]
-    own = [(query * key).sum(-1).transpose(1, 2)[..., None] * scale for key, _ in drafted]
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.cat([scores, *own], -1).to(wide).softmax(-1).to(query.dtype)
-    out = torch.einsum("bhqk,bkhd->bqhd", weights[..., :size], first.value)
-    for n, (_, value) in enumerate(drafted):
-        out = out + weights[..., size + n].transpose(1, 2)[..., None] * value
-    return out
-
-
-def rotation(slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [B, L, 1, d / 2] of slots, long [B, L]."""
-    half = torch.arange(HEAD // 2, device=slots.device, dtype=torch.float64)
-    angle = slots[..., None, None] * THETA ** (-half / (HEAD // 2))
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [B, L, H, d] by angles [B, L, 1, d / 2]."""
-    one, other = x.chunk(2, -1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gen.samplers.causal.drafters.trunk_layers import ENTRY_TRUNKS, ChimeraLayer, CloverLayer
+
 
 class DraftHeads(Protocol):
     """Heads of K depths.
@@ -194,9 +196,15 @@ def _linear(modules: nn.ModuleList, number: int) -> nn.Linear:
     return cast(nn.Linear, modules[number])
 
 
-TRUNKS = {"heads": HydraHeads, "recurrent": RecurrentHeads, "trigram": TrigramHeads}
+HEADS = {"heads": HydraHeads, "recurrent": RecurrentHeads, "trigram": TrigramHeads}
+TRUNKS = (*HEADS, *ENTRY_TRUNKS)
 
 
-def hydra_of(net: Mapping[str, Any], head: Tensor) -> HydraHeads | RecurrentHeads | TrigramHeads:
+def hydra_of(
+    net: Mapping[str, Any], head: Tensor
+) -> HydraHeads | RecurrentHeads | TrigramHeads | CloverLayer | ChimeraLayer:
     """Make Hydra heads from the arguments of a folder: ``trunk``, ``depth`` and ``states``."""
-    return TRUNKS[net["trunk"]](head, int(net["depth"]), int(net["states"]))
+    trunk, depth, states = net["trunk"], int(net["depth"]), int(net["states"])
+    if trunk in ENTRY_TRUNKS:
+        return ENTRY_TRUNKS[trunk](head.shape[1], depth, states)
+    return HEADS[trunk](head, depth, states)

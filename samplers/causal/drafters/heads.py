@@ -117,20 +117,10 @@ class HeadNodes(Nodes):
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         assert step.hidden_states is not None, "the target was asked for them"
         states = torch.cat([step.hidden_states[name] for name in self.hidden_layers], -1)
-        column = last_column(verdict)
+        column = verdict.last_column
         row = torch.arange(len(column), device=column.device)
         self.state = states[row, column.clamp_max(states.shape[1] - 1)].to(self.state.dtype)
         self.known = torch.ones_like(self.known)
-
-
-def last_column(verdict: Verdict) -> Tensor:
-    """Return the columns of a pass whose states the last committed tokens were drawn from, long
-    [b]."""
-    column = verdict.num_accepted
-    if verdict.path is None:
-        return column
-    last = verdict.path.gather(1, (column - 1).clamp_min(0)[:, None])[:, 0]
-    return torch.where(column > 0, last + 1, 0)
 
 
 def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:

@@ -31,7 +31,7 @@ from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, last_column, unfiltered
+from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
@@ -167,7 +167,7 @@ class HiddenNodes(Nodes):
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         assert step.hidden_states is not None, "the target was asked for them"
-        states, column = step.hidden_states[self.hidden_layers[0]], last_column(verdict)
+        states, column = step.hidden_states[self.hidden_layers[0]], verdict.last_column
         row = torch.arange(len(column), device=column.device)
         state = states[row, column.clamp_max(states.shape[1] - 1)].to(self.state.dtype)
         goes_on = to_device(step.widths > 0, column.device)  # other rows wait

@@ -8,9 +8,13 @@
     trigram     a head for each depth, which reads the last three tokens alone. Zeng et al.,
                 "Chimera: A Lossless Decoding Method for Accelerating Large Language Models
                 Inference by Fusing all Tokens" (arXiv 2402.15758), without its layer
+    clover      Clover whole: a layer over the target's states, and attention to it and to the
+                features of the depths before
+    chimera     Chimera whole: a layer over the encodings of all tokens, and residual heads
 
 The heads share the target's projection to the vocabulary. They may read hidden states of several
-layers.
+layers. ``clover`` and ``chimera`` keep keys and values of their own (``entry_nodes``), and each
+depth counts as a pass of the drafter, as one of EAGLE's layer does.
 
 Guarantee: that of the verifier, whatever the heads.
 """
@@ -19,8 +23,10 @@ from __future__ import annotations
 
 from gen.core.registry import register
 from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.entry_layer import EntryLayer
+from gen.samplers.causal.drafters.entry_nodes import EntryNodes
 from gen.samplers.causal.drafters.head_networks import hydra_of
-from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection
+from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection, unfiltered
 from gen.samplers.causal.drafters.trained import read_drafter
 
 KIND = "hydra"
@@ -36,5 +42,7 @@ class Hydra(DraftSource):
     @classmethod
     def nodes(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        net = hydra_of(facts.net, projection(target, KIND))
-        return HeadNodes(target, checked_load(net, weights, KIND), facts.layers)
+        net = checked_load(hydra_of(facts.net, projection(target, KIND)), weights, KIND)
+        if isinstance(net, EntryLayer):
+            return EntryNodes(target, KIND, net, facts.layers, unfiltered(target.sampling))
+        return HeadNodes(target, net, facts.layers)

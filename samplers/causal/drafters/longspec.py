@@ -30,7 +30,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
+from gen.samplers.causal.drafters.trained import language_model, read_drafter, require_one_width
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
@@ -49,13 +49,7 @@ def layer_shape(model: SharedModel, inner: int, window: int) -> LongSpecShape:
     Raises:
         GenError: the model's embeddings are of another width than what its head reads.
     """
-    config, width = model.config, model.input_embeddings.weight.shape[1]
-    read = model.output_weight.shape[1]
-    if width != read:
-        raise GenError(
-            f"the drafter {KIND} needs embeddings as wide as what the head reads, and the model has"
-            f" {width} and {read} channels"
-        )
+    config, width = model.config, require_one_width(model, KIND)
     heads = config.num_attention_heads
     dim = config_field(config, "head_dim") or config.hidden_size // heads
     return LongSpecShape(width, heads, config.num_key_value_heads, dim, inner, window)

@@ -39,7 +39,7 @@ class NodeDrafter(Drafter):
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *self.nodes.stores)
+        return (self.store, *self.nodes.stores, *self.shape.stores)
 
     @property
     def nfe(self) -> list[int] | None:
@@ -77,6 +77,9 @@ class NodeDrafter(Drafter):
         else:
             self.nodes.learn(step, tree, output)
             verdict = self._judge(step, tree, logp)
+            row = torch.arange(len(logp), device=logp.device)
+            last = logp[row, verdict.last_column.clamp_max(logp.shape[1] - 1)]
+            self.shape.learn(step, verdict.num_accepted, tree.exists.sum(1), last)
         self.nodes.accept(step, verdict)
         return verdict
 

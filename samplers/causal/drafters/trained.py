@@ -208,3 +208,22 @@ def language_model(target: CausalTarget, method: str) -> SharedModel:
             " transformers"
         )
     return target.model
+
+
+def require_one_width(model: SharedModel, method: str) -> int:
+    """Return the channels of a model's embeddings, which are those that its head reads.
+
+    Args:
+        model: the target's model.
+        method: name of the drafter, for messages.
+
+    Raises:
+        GenError: the embeddings are of another width than what the head reads.
+    """
+    width, read = model.input_embeddings.weight.shape[1], model.output_weight.shape[1]
+    if width != read:
+        raise GenError(
+            f"the drafter {method} needs embeddings as wide as what the head reads, and the model"
+            f" has {width} and {read} channels"
+        )
+    return width

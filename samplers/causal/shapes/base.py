@@ -13,7 +13,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.tree import (
     POSITION,
     RANKS,
@@ -25,14 +28,17 @@ from gen.samplers.engine.tree import (
 MOST_NODES = 1024  # of any tree
 
 
-class Shape:
+class Shape(RowOwner):
     """Shape of the drafts of a round.
+
+    State with one entry per row is declared as ``RowState``.
 
     Attributes:
         is_chain: whether every node has one child.
         by_level: whether every level is whole before the distributions behind it are asked for.
         has_budget: whether the parameter ``nodes`` says how many drafts a round has.
         parts_models: whether it can draw each path from another draft model.
+        needs_weights: whether it reads trained weights (``attach``).
         takes: ways to draw siblings (``gen.samplers.engine.tree``) that it can use, its usual one
             first.
     """
@@ -41,6 +47,7 @@ class Shape:
     by_level: ClassVar[bool] = True
     has_budget: ClassVar[bool] = False
     parts_models: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 
     def __init__(self, params: Any):
@@ -64,6 +71,30 @@ class Shape:
             builder: the tree, which has only a root.
         """
         raise NotImplementedError
+
+    def attach(self, sampler: Any, target: Any, draft: Any) -> None:
+        """Read what belongs to the models of a call.
+
+        Args:
+            sampler: the sampler, with its parameters.
+            target: the model with its items.
+            draft: target of the draft model; None without one.
+
+        Raises:
+            GenError: trained weights are of other models.
+        """
+
+    def learn(
+        self, step: CausalStep, num_accepted: Tensor, num_drafted: Tensor, logp: Tensor
+    ) -> None:
+        """Learn the outcome of a round of drafts.
+
+        Args:
+            step: context of the step; rows without room wait, and learn nothing.
+            num_accepted: accepted drafts of each row, long [b].
+            num_drafted: drafts of each row, long [b].
+            logp: log-probabilities of the target behind the last accepted draft, [b, V].
+        """
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """Learn how long a step took; see ``LengthPolicy.over``."""

@@ -5,8 +5,8 @@ trunk n:   a chain of n drafts, then K paths from its end: more drafts are worth
            model and target begin to differ (Thomas et al., "Dynamic Delayed Tree Expansion", arXiv
            2602.16994)
 branch_below p: the trunk ends earlier, in every row by itself, at the first node whose likeliest
-           draft is less probable than p. The paper trains a network that chooses all three
-           lengths; here what is drafted decides on the first alone
+           draft is less probable than p. The shape ``selected`` has the paper's network, which
+           chooses all three lengths
 
 Several draft models take turns: path i is drawn from model i mod M. With a path for each model the
 tree is that of Miao et al., "SpecInfer" (arXiv 2305.09781).
@@ -48,7 +48,7 @@ class PathParams(Params):
     "delayed",
     sampler="speculative",
     about="delayed branching: a chain of drafts, then independent paths from its end;"
-    " branch_below ends the chain early, in the place of the paper's trained selector",
+    " branch_below ends the chain early, and the shape selected trains what chooses",
     paper="2602.16994",
     title="Dynamic Delayed Tree Expansion For Improved Multi-Path Speculative Decoding",
     params={"shape": "paths", "verifier": "traversal", "trunk": 2, "paths": 4, "path_length": 3},

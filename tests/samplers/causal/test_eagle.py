@@ -11,40 +11,23 @@ import dataclasses
 import pytest
 import torch
 from enumeration import distance, enumerate_distribution
-from small_llama import small_llama
+from trained_drafters import GUIDED, PLAIN, PROMPTS, target
+from unrolled_drafts import gap, noted
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import CausalLM
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters import eagle_layer as eagle
-from gen.samplers.causal.drafters.eagle import EagleNodes
+from gen.samplers.causal.drafters.entry_nodes import EntryNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
-from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.chain import Chain
-from gen.samplers.engine.causal_loop import decode_causal
 
-V, EXACT, STATES, WRONG = 24, 1e-12, 1e-9, 1e-3
-NET = small_llama(V)
+EXACT, STATES, WRONG = 1e-12, 1e-9, 1e-3
 LAYERS = ("model.layers.0", "model.layers.1")
-PROMPTS = torch.tensor([[7, 11, 19, 4], [2, 23, 9, 0], [19, 5, 6, 8]])
-LENGTHS = torch.tensor([4, 3, 4])
-UNCOND = torch.tensor([[1, 2], [1, 2], [1, 2]])
-PLAIN = SamplingParams()
-GUIDED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 speculative = registry.get("sampler", "speculative")
 autoregressive = registry.get("sampler", "autoregressive")
-
-
-def target(length: int, ids: int, sampling: SamplingParams = PLAIN, rows=(0, 1, 2)) -> CausalTarget:
-    at = list(rows)
-    uncond = UNCOND[at] if sampling.guided else None
-    space = TokenSpace.codes((length,), V, ids)
-    return CausalTarget(CausalLM(NET), PROMPTS[at], space, sampling, uncond, LENGTHS[at])
 
 
 def layer(gated: bool = False, rereads: bool = False) -> eagle.EagleLayer:
@@ -99,7 +82,7 @@ def test_an_untrained_layer_leaves_the_distribution(folder, params):
 
 def test_control_drafts_of_another_distribution(folder, monkeypatch):
     """Drawn from one distribution, claimed to be drawn from another."""
-    extend = EagleNodes.begin
+    extend = EntryNodes.begin
 
     def flat(self, step, tokens):
         logq = extend(self, step, tokens)
@@ -115,100 +98,28 @@ def test_control_drafts_of_another_distribution(folder, monkeypatch):
         return verify(self, step, output)
 
     verify = NodeDrafter.verify
-    monkeypatch.setattr(EagleNodes, "begin", flat)
+    monkeypatch.setattr(EntryNodes, "begin", flat)
     monkeypatch.setattr(NodeDrafter, "verify", verified)
     sampler = speculative(drafter="eagle", drafter_weights=folder(PLAIN), **SHAPES[0])
     assert error(sampler, PLAIN, 3) > WRONG
 
 
-class Noted(EagleNodes):
-    """Nodes that note what the target's head would read, with the tree that it is about."""
-
-    def begin(self, step, tokens):
-        made = super().begin(step, tokens)
-        self.seen = getattr(self, "seen", [])
-        self.tokens = tokens.clone()
-        return made
-
-    def extend(self, step, tree, first):
-        made = super().extend(step, tree, first)
-        if self.known.any():
-            known, heads = self.known.copy(), self.layer.head_input(self.outputs).detach()
-            at = self.tokens, step.start.clone(), tree.tokens, tree.parents
-            self.seen.append((*at, known, heads, step.items))
-        return made
-
-
-def noted(shape: Shape, draws: str, net: eagle.EagleLayer, length: int = 7) -> list:
-    of = target(length, 20)
-    nodes = Noted(of, net, LAYERS)
-    rule = registry.get("verifier", "recursive")().on(of.space, of.device)
-    drafter = NodeDrafter(of, nodes, shape, draws, rule)
-    decode_causal(of, CounterRNG([5, 6, 7]), drafter)
-    return nodes.seen
-
-
-def in_training(net: eagle.EagleLayer, row: int, tokens: list[int], depth: int) -> torch.Tensor:
-    """What the head reads behind tokens whose last ``depth`` are drafts, by unrolled training."""
-    prompt = PROMPTS[row, : LENGTHS[row]].tolist()
-    ids = torch.tensor([[*prompt, *tokens]])
-    with torch.no_grad():
-        found = NET(ids, output_hidden_states=True, use_cache=False).hidden_states
-        states = torch.cat([found[1], last_layer(ids)], -1)[:, :-1]
-        # what the target says of drafts is never known while they are drafted
-        first = ids.shape[1] - 1 - depth
-        states[:, first:] = torch.randn(1, states.shape[1] - first, states.shape[2]).double()
-        embedding = NET.get_input_embeddings()(ids[:, 1:])
-        return net(states, embedding, depth + 1)[depth][0, -1]
-
-
-def last_layer(ids: torch.Tensor) -> torch.Tensor:
-    """Output of the last layer, before the norm behind it."""
-    kept = []
-    hook = NET.model.layers[1].register_forward_hook(
-        lambda m, i, out: kept.append(out[0] if isinstance(out, tuple) else out)
-    )
-    NET(ids, use_cache=False)
-    hook.remove()
-    return kept[0]
-
-
-def gap(seen: list, net: eagle.EagleLayer, shift: int = 0) -> float:
-    """Largest difference between decoding and training over all nodes of all rows and steps."""
-    worst, count = 0.0, 0
-    for tokens, start, drafts, parents, known, heads, items in seen:
-        for row in known.nonzero()[0].tolist():
-            begun = tokens[row, : int(start[row])].tolist()
-            for node in range(-1, drafts.shape[1]):
-                path, at = [], node
-                while at >= 0:
-                    path.insert(0, int(drafts[row, at]))
-                    at = int(parents[row, at])
-                if len(begun) + len(path) >= 7:
-                    continue
-                wanted = in_training(net, items[row], begun + path, len(path) + shift)
-                worst = max(worst, float((heads[row, node + 1] - wanted).abs().max()))
-                count += 1
-    assert count > 20
-    return worst
-
-
 @pytest.mark.parametrize("options", [{}, {"gated": True}, {"rereads": True}])
 def test_unrolled_training_is_decoding_step_by_step(options):
     net = layer(**options)
-    assert gap(noted(Chain(None, 3), "with_replacement", net), net) < STATES
+    assert gap(noted(net, LAYERS, Chain(None, 3), "with_replacement"), net, LAYERS) < STATES
 
 
 def test_branches_of_a_tree_are_chains_of_their_own():
     net = layer()
     kind = registry.get("shape", "branching")
     shape = kind(registry.params_of("shape", "branching")(branching="2-2"))
-    assert gap(noted(shape, "without_replacement", net), net) < STATES
+    assert gap(noted(net, LAYERS, shape, "without_replacement"), net, LAYERS) < STATES
 
 
 def test_control_an_unroll_too_many():
     net = layer()
-    assert gap(noted(Chain(None, 3), "with_replacement", net), net, shift=1) > WRONG
+    assert gap(noted(net, LAYERS, Chain(None, 3), "with_replacement"), net, LAYERS, shift=1) > WRONG
 
 
 @pytest.mark.parametrize("params", SHAPES[1:], ids=["chain", "tree"])

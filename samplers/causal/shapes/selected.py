@@ -1,0 +1,284 @@
+"""Delayed trees whose trunk, paths and depth a trained network chooses in every round.
+
+An action (n, K, L) is a trunk of n drafts and K independent paths of L drafts from its end; (n, 0,
+0) is a chain. Of every action a small network predicts the tokens that a round commits, and
+
+    action = argmax over (n, K, L) of tokens - rate (1 + draft_cost (n + L))
+
+with the rate of tokens per time that this very rule attains on the recorded rounds: no rule that
+knows the predictions has a higher one. Without a draft cost it is the action with most tokens.
+
+The network reads what is known before anything is drafted: the three largest probabilities and the
+entropy of the drafter's distribution at the root, how many drafts the round before had accepted and
+whether it had one rejected, and the target's largest probability and entropy where the last
+committed token was drawn. ``gen.recipes.tree_selector`` trains it on recorded rounds, whose tokens
+per action it computes.
+
+Reference: Thomas et al., "Dynamic Delayed Tree Expansion For Improved Multi-Path Speculative
+Decoding" (arXiv 2602.16994), which predicts the drafts that are accepted from features of both
+models. Its network and its features are larger.
+Guarantee: that of the verifier, whatever the network says: a choice is a function of committed
+tokens, of earlier rounds and of the distribution at the root, and of no draft's value.
+Parameters: ``tree_selector``, ``draft_cost``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.core.errors import GenError, bad_value
+from gen.core.params import Params, number, text
+from gen.core.registry import register
+from gen.models.load.locate import readable
+from gen.models.targets.causal import CausalTarget
+from gen.models.targets.identity import target_digest
+from gen.samplers.causal.drafters.trained import DrafterFacts, read_drafter, read_facts
+from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.tree import WITH_REPLACEMENT, TreeBuilder
+
+KIND, WHERE = "tree_selector", "sampler.tree_selector"
+RECIPE = "python -m gen.recipes.tree_selector MODALITY --out FOLDER"
+TOP, HISTORY = 3, 5  # probabilities at the root, and numbers about the round before
+FEATURES = TOP + 1 + HISTORY
+COSTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # draft costs whose rates a folder states
+
+Action = tuple[int, int, int]  # trunk, paths, drafts of a path
+
+
+class SelectorNet(nn.Module):
+    """Network of a selector.
+
+    Args:
+        actions: number of actions A.
+        width: channels of its two inner layers.
+    """
+
+    def __init__(self, actions: int, width: int = 32):
+        super().__init__()
+        self.enter, self.inner = nn.Linear(FEATURES, width), nn.Linear(width, width)
+        self.out = nn.Linear(width, actions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the tokens [..., A] that a round is expected to commit, of features [..., F]."""
+        x = F.silu(self.enter(x))
+        return self.out(x + F.silu(self.inner(x)))
+
+
+def root_features(logq: Tensor) -> Tensor:
+    """Return what a selector reads of the distribution at the root.
+
+    Args:
+        logq: log-probabilities [b, V]; -inf everywhere where nothing is known.
+
+    Returns:
+        The largest probabilities and the entropy in nats, float32 [b, 4].
+    """
+    q = logq.float().exp()
+    top = F.pad(q, (0, max(0, TOP - q.shape[-1]))).topk(TOP, -1).values
+    return torch.cat([top, torch.special.entr(q).sum(-1, keepdim=True)], -1)
+
+
+def round_features(num_accepted: Tensor, num_drafted: Tensor, logp: Tensor) -> Tensor:
+    """Return what a selector reads of the round before.
+
+    Args:
+        num_accepted: accepted drafts, long [b].
+        num_drafted: drafts that there were, long [b].
+        logp: the target's log-probabilities behind the last accepted draft, [b, V].
+
+    Returns:
+        float32 [b, 5]; zeros stand for no round.
+    """
+    p = logp.float().exp()
+    accepted, drafted = num_accepted.float(), num_drafted.float()
+    ones = torch.ones_like(accepted)
+    shares = [ones, accepted / 8, accepted / drafted.clamp_min(1)]
+    return torch.stack([*shares, p.amax(-1), torch.special.entr(p).sum(-1)], -1)
+
+
+@dataclass(frozen=True)
+class SelectedParams(Params):
+    """Parameters of trees that a network chooses.
+
+    Attributes:
+        tree_selector: folder of a trained selector.
+        draft_cost: time of a pass of the drafter, in passes of the target; 0 for the most tokens
+            per pass of the target.
+    """
+
+    tree_selector: str = text("", "a folder with a trained selector")
+    draft_cost: float = number(0.0, most=1.0)
+
+
+@register("shape", "selected", params=SelectedParams)
+class Selected(Shape):
+    """Delayed trees whose trunk, paths and depth a trained network chooses in every round."""
+
+    takes = (WITH_REPLACEMENT,)
+    needs_weights = True
+    history = RowState(start=0.0)  # of the round before, float32 [b, 5]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Trees that it chooses among."""
+        folder = self.params.tree_selector
+        if not folder:
+            raise bad_value(WHERE, folder, f"a folder that `{RECIPE}` writes")
+        return actions_of(folder)
+
+    @property
+    def nodes(self) -> int:
+        return max(n + k * length for n, k, length in self.actions)
+
+    @property
+    def depth(self) -> int:
+        return max(n + length for n, _, length in self.actions)
+
+    def attach(self, sampler: Any, target: CausalTarget, draft: Any) -> None:
+        net, rates = read_selector(self.params.tree_selector, sampler.drafter, target, draft)
+        rate = float(np.interp(self.params.draft_cost, COSTS, rates))
+        self.use(net, self.actions, rate)
+
+    def use(self, net: SelectorNet, actions: tuple[Action, ...], rate: float = 0.0) -> None:
+        """Choose among actions with a network of as many outputs.
+
+        Args:
+            net: the network.
+            actions: the actions.
+            rate: tokens that a round has to commit for the time of a pass of the target.
+        """
+        self.net, (self.weight, *_) = net, net.parameters()
+        self.table = torch.tensor(actions, device=self.weight.device)  # [A, 3]
+        self.price = rate * times_of(self.table, self.params.draft_cost)
+        self.most_trunk = max(n for n, _, _ in actions)
+        most_paths = max(k for _, k, _ in actions)
+        # drafts of path i in any action
+        self.lengths = [max(x for _, k, x in actions if k > i) for i in range(most_paths)]
+        self.most_nodes = max(n + k * length for n, k, length in actions)
+
+    @torch.no_grad()
+    def choose(self, builder: TreeBuilder) -> Tensor:
+        """Return the action of each row, long [b, 3]."""
+        root = root_features(builder.rest[:, 0])
+        if self.history is None:
+            self.history = root.new_zeros(len(root), HISTORY)
+        tokens = self.net(torch.cat([root, self.history], -1).to(self.weight.dtype))
+        return self.table[(tokens - self.price).argmax(-1)]
+
+    def grow(self, builder: TreeBuilder) -> None:
+        """Add the drafts of each row's action.
+
+        Columns are those of all actions, so that the noise of a row's drafts does not depend on the
+        other rows; what a row does not have is dropped.
+        """
+        trunk, paths, length = self.choose(builder)[..., None].unbind(1)  # [b, 1] each
+        tip = root = builder.columns([-1])
+        for n in range(self.most_trunk):
+            on = trunk > n
+            builder.expand_for(torch.where(on, tip, root))
+            builder.add(torch.where(on, tip, root), active=on)
+            tip = torch.where(on, builder.size - 1, tip)
+        builder.expand_for(torch.where(paths > 0, tip, root))
+        tips: dict[int, int] = {}
+        for path in range(len(self.lengths)):
+            tips[path] = builder.size
+            builder.add(torch.where(paths > path, tip, root), active=paths > path)
+        for level in range(1, max(self.lengths, default=0)):
+            going = [path for path, most in enumerate(self.lengths) if most > level]
+            on = torch.cat([(paths > path) & (length > level) for path in going], 1)
+            above = torch.where(on, builder.columns([tips[path] for path in going]), root)
+            builder.expand_for(above.amax(1, keepdim=True))
+            first = builder.size
+            builder.add(above, active=on)
+            tips = {path: first + i for i, path in enumerate(going)}
+        builder.compact(self.most_nodes)
+
+    def learn(self, step, num_accepted, num_drafted, logp):
+        made = round_features(num_accepted, num_drafted, logp)
+        goes_on = to_device(step.widths > 0, made.device)[:, None]
+        self.history = torch.where(goes_on, made, self.history)
+
+
+def times_of(actions: Tensor, draft_cost: float) -> Tensor:
+    """Return the times [A] of rounds of actions [A, 3], in passes of the target."""
+    return 1 + draft_cost * (actions[:, 0] + actions[:, 2])
+
+
+def budgeted_actions(drafts: int, most_paths: int) -> tuple[Action, ...]:
+    """List the actions of at most so many drafts: chains, then trees of 2 paths and more."""
+    chains = [(n, 0, 0) for n in range(1, drafts + 1)]
+    trees = [
+        (n, k, length)
+        for n in range(drafts)
+        for k in range(2, most_paths + 1)
+        for length in range(1, (drafts - n) // k + 1)
+    ]
+    return (*chains, *trees)
+
+
+def facts_of(
+    target: CausalTarget,
+    drafter: str,
+    draft: Any,
+    actions: tuple[Action, ...],
+    rates: Sequence[float],
+    width: int,
+) -> DrafterFacts:
+    """State the facts of a selector, whose ``rates`` are those of ``COSTS``."""
+    net: dict[str, Any] = {"drafter": drafter, "draft": draft_digest(draft), "width": width}
+    net |= {"actions": actions, "rates": list(rates)}
+    return DrafterFacts.of(KIND, target, net=net)
+
+
+def draft_digest(draft: Any) -> str:
+    """Digest the weights of a draft model; empty for a drafter without one."""
+    return target_digest(draft) if isinstance(draft, CausalTarget) else ""
+
+
+@lru_cache(maxsize=16)
+def actions_of(folder: str) -> tuple[Action, ...]:
+    """Read the actions of a selector. Raises ``GenError`` where there is none."""
+    path, facts = read_facts(folder, KIND, "", WHERE)
+    with readable("selector", path):
+        return tuple((int(n), int(k), int(length)) for n, k, length in facts.net["actions"])
+
+
+def read_selector(
+    folder: str, drafter: str, target: CausalTarget, draft: Any
+) -> tuple[SelectorNet, list[float]]:
+    """Read the network of a selector and its rates.
+
+    Args:
+        folder: its folder.
+        drafter: name of the drafter that it is to choose for.
+        target: the model with its sampling parameters.
+        draft: target of the draft model; None for a drafter without one.
+
+    Raises:
+        GenError: there is no such selector, it is of another model, distribution or drafter, or it
+            cannot be read.
+    """
+    facts, weights = read_drafter(folder, KIND, target, WHERE)
+    came = facts.net.get("drafter"), facts.net.get("draft")
+    wanted = drafter, draft_digest(draft)
+    if came != wanted:
+        said, expected = (
+            f"the drafter {name}" + (f" with a model of weights {digest}" if digest else "")
+            for name, digest in (came, wanted)
+        )
+        raise GenError(f"selector {folder} was trained for {said}; expected {expected}")
+    with readable("selector", folder):
+        net = SelectorNet(len(facts.net["actions"]), int(facts.net["width"]))
+        net.load_state_dict({name: x.float() for name, x in weights.items()})
+        rates = [float(rate) for rate in facts.net["rates"]]
+    return net.to(target.device).eval().requires_grad_(False), rates
