@@ -41,6 +41,8 @@ class CausalTarget(Target):
             None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
+        gives_raw: whether every forward pass returns log-probabilities before temperature and
+            filters (``StepOutput.raw``), as it does where the sampling parameters ask for them.
         router: chooses the adapters of the rows; None where the network has none by name.
         adapters: adapter of each item, int64 [N], with a router.
     """
@@ -49,6 +51,7 @@ class CausalTarget(Target):
     left_to_right = True
     router: Router | None = None
     adapters: np.ndarray | None = None
+    gives_raw = False
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -209,7 +212,11 @@ class CausalTarget(Target):
             )
 
     def predict(
-        self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        parents: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> StepOutput:
         """Run one forward pass: the distributions of grid positions [B, L].
 
@@ -222,17 +229,21 @@ class CausalTarget(Target):
             positions: long [B, L].
             parents: of a tree of drafts, the draft that each of the last L - 1 columns follows,
                 long [B, L - 1], -1 for column 0, the last committed token; ``positions`` are then
-                those of ``tree_positions``. None means a chain.
+                those of ``tree_positions``, or with ``own`` any. None means a chain.
+            own: columns whose token stands at the position itself, bool [B, L], as a mask token
+                does; None means that all stand one before. Slots of the cache follow the tokens.
 
         Returns:
             Log-probabilities [B, L, V], or of latents conditioning vectors [B, L, H, D].
         """
-        self._branches = None
+        self._branches, grid = None, positions
+        if own is not None:
+            positions = positions + own
         if self.history is not None and parents is None:
             self._note(tokens, positions)
         elif self.history is not None:
             self._note_tree(tokens, positions, parents)
-        width, grid, fresh = tokens.shape[1], positions, self._fresh
+        width, fresh = tokens.shape[1], self._fresh
         prefix = prompt_states = None
         if self.branches > 1:
             repeats = [1] * (tokens.ndim - 1)
@@ -468,7 +479,7 @@ class CausalTarget(Target):
         past = None if self.past is None else partial(self._look_back, positions=positions)
         legal = self._legal(positions)
         ended = self._ended(positions, legal)
-        if self.sampling.logprobs is None:
+        if self.sampling.logprobs is None and not self.gives_raw:
             return self._only_eos(self._logprobs(out, legal, consume=True, past=past), ended), None
         scores = self._scores(out, past)
         logprobs = self._only_eos(self.sampling(scores, None, legal), ended)
@@ -548,7 +559,9 @@ class CausalTarget(Target):
             self.allowed = self._only_known(self.allowed, positions)
         return self.allowed
 
-    def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
+    def refuse_illegal(
+        self, ids: Tensor, positions: Tensor, new: Tensor, columns: Tensor | None = None
+    ) -> None:
         """Refuse committed tokens that may not follow those before them.
 
         Samplers that keep the distribution never commit one; a sampler that accepts drafts by other
@@ -558,11 +571,16 @@ class CausalTarget(Target):
             ids: tokens [B, L].
             positions: those of the last call, long [B, L].
             new: tokens that are committed, bool [B, L].
+            columns: column of the last call that each token is from, long [B, L]; None means the
+                one with its number.
 
         Raises:
             GenError: one of them is not allowed.
         """
-        wrong = new & ~self.allowed.gather(-1, ids[..., None])[..., 0]
+        allowed = self.allowed
+        if columns is not None:
+            allowed = allowed.gather(1, columns[..., None].expand(-1, -1, allowed.shape[-1]))
+        wrong = new & ~allowed.gather(-1, ids[..., None])[..., 0]
         if bool(wrong.any()):
             row, column = wrong.nonzero()[0].tolist()
             raise GenError(
