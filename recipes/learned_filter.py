@@ -75,11 +75,14 @@ def decoded(
         out = pipe(list(prompts), spec, seed=0, batch_size=rows)
         reference = out.tokens if reference is None else reference
         checked = zip(out.media, prompts, strict=True)
-        yield name, {
-            "passed": statistics.mean(pipe.modality.check(m, p).passed for m, p in checked),
-            "same": float((out.tokens == reference).double().mean()),
-            "passes": statistics.mean(s.nfe for s in out.stats),
-        }
+        yield (
+            name,
+            {
+                "passed": statistics.mean(pipe.modality.check(m, p).passed for m, p in checked),
+                "same": float((out.tokens == reference).double().mean()),
+                "passes": statistics.mean(s.nfe for s in out.stats),
+            },
+        )
 
 
 def made(
@@ -115,7 +118,7 @@ def card(modality: str, model: str, command: str, lines: Sequence[str]) -> str:
     return "\n".join(
         [
             f"{CARD_HEAD}# {modality}-filter\n",
-            f"A filter of Learn2PD (arXiv 2509.25188) for `{model}`. It predicts which proposals its",
+            f"A filter of Learn2PD (arXiv 2509.25188) for `{model}`. It predicts which proposals",
             "decoding in more forward passes would keep. Trained on that model's own decoding with",
             f"`{command}`. No other data were used.\n",
             *lines,

@@ -28,7 +28,7 @@ from gen.core.errors import unknown
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
-from gen.models.targets.causal import CausalTarget, tree_positions
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
@@ -37,9 +37,8 @@ from gen.samplers.engine.outcome import Outcome, copy_to_host
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.slots import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
-from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.engine.step_context import CausalStep, tree_positions
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
-
 
 # log-probabilities before temperature and filters, and hidden states of ``hidden_layers``
 RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")

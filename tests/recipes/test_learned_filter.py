@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gen.pipeline.pipeline import Pipeline
-from gen.recipes.learned_filter import QUICK, decoded, decoders, main, made
+from gen.recipes.learned_filter import QUICK, decoded, decoders, made, main
 from gen.recipes.text.filter import ONE_AT_A_TIME, traces_of
 
 POSITIONS = 16  # of a text
