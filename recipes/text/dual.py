@@ -69,12 +69,12 @@ class DualPlan:
         rows: tasks that are decoded together.
     """
 
-    tasks: int = 20_000
-    steps: int = 300
-    batch: int = 32
+    tasks: int = 400_000
+    steps: int = 2400
+    batch: int = 128
     block: int = SHAPE.length
     lr: float = 1e-3
-    held_out: int = 200
+    held_out: int = 500
     rows: int = 100
 
 
