@@ -23,7 +23,8 @@ with its own position:
 
 In half of the rows the masks are the last positions of their block, as in drafting; in the others
 they are any, uniform in number. So the network has an exact autoregressive distribution, and masks
-behind a prefix draft what follows it (``gen.samplers.causal.drafters.dual``).
+behind a prefix draft what follows it (``gen.samplers.causal.drafters.dual``), or are filled where
+the network is certain (``gen.samplers.causal.wedlm``).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ from gen.recipes.text.recipe import SHAPE, TextPlan, make_tokens, words
 
 MODEL, TRAINED = "text-causal", "text-dual"
 DRAFTS = (3, 5, 7, 11)
+THRESHOLDS = (0.0, 0.1, 0.2, 0.4, 0.8)  # of the preset wedlm
+COLD = 0.2  # temperature at which WeDLM decodes
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,12 @@ class DualPlan:
         rows: tasks that are decoded together.
     """
 
-    tasks: int = 20_000
-    steps: int = 300
-    batch: int = 32
+    tasks: int = 400_000
+    steps: int = 2400
+    batch: int = 128
     block: int = SHAPE.length
     lr: float = 1e-3
-    held_out: int = 200
+    held_out: int = 500
     rows: int = 100
 
 
@@ -175,12 +178,16 @@ def dual_loss(shape: Shape, block: int, generator: torch.Generator):
 
 
 def measured(
-    pipe: Pipeline, samplers: dict[str, Any], tasks: Sequence[text_tasks.Task], rows: int
+    pipe: Pipeline,
+    samplers: dict[str, Any],
+    tasks: Sequence[text_tasks.Task],
+    rows: int,
+    **sampling: float,
 ) -> dict[str, dict[str, float]]:
     """Per sampler: the share of right answers, passes of the target, and passes that draft."""
     found = {}
     for name, sampler in samplers.items():
-        out = pipe([str(t) for t in tasks], sampler, seed=0, batch_size=rows)
+        out = pipe([str(t) for t in tasks], sampler, seed=0, batch_size=rows, **sampling)
         right = [text_tasks.check(t, m).passed for t, m in zip(tasks, out.media, strict=True)]
         found[name] = {
             "right": statistics.mean(right),
@@ -227,20 +234,31 @@ class DualRecipe(Recipe):
         self.log(f"wrote {self.zoo / TRAINED}")
 
     def evaluate(self) -> None:
-        """Measure both models as causal ones, and self-speculation by the number of drafts."""
+        """Measure both models as causal ones, self-speculation by the number of drafts, and WeDLM
+        by its threshold."""
         plan, tasks = self.plan, text_tasks.tasks(self.plan.held_out, 123, held=True)
         plain = {"autoregressive": "autoregressive"}
-        dual = {
-            f"dual_stream, {n} drafts": {
+        drafted = {
+            f"{drafter}, {n} drafts": {
                 "name": "speculative",
-                "drafter": "dual_stream",
+                "drafter": drafter,
                 "num_speculative_tokens": n,
             }
+            for drafter in ("dual_stream", "streaming")
             for n in DRAFTS
         }
-        before = measured(Pipeline("text", self.base()), plain, tasks, plan.rows)
-        after = measured(Pipeline("text", self.zoo / TRAINED), plain | dual, tasks, plan.rows)
-        figures = {"held_out": len(tasks), "before": before, "after": after}
+        windows = {
+            f"wedlm, {nats:g} nats": {"name": "wedlm", "entropy_threshold": nats}
+            for nats in THRESHOLDS
+        }
+        before, after = Pipeline("text", self.base()), Pipeline("text", self.zoo / TRAINED)
+        figures = {
+            "held_out": len(tasks),
+            "before": measured(before, plain, tasks, plan.rows),
+            "before, cold": measured(before, plain, tasks, plan.rows, temperature=COLD),
+            "after": measured(after, plain | drafted, tasks, plan.rows),
+            "after, cold": measured(after, plain | windows, tasks, plan.rows, temperature=COLD),
+        }
         text = json.dumps(figures, indent=1) + "\n"
         (self.work / "evaluation-dual.json").write_text(text)
         self.log(text)

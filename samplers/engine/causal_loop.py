@@ -28,7 +28,7 @@ from gen.core.errors import unknown
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
-from gen.models.targets.causal import CausalTarget, tree_positions
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
@@ -37,8 +37,11 @@ from gen.samplers.engine.outcome import Outcome, copy_to_host
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.slots import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
-from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.engine.step_context import CausalStep, tree_positions
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
+
+# log-probabilities before temperature and filters, and hidden states of ``hidden_layers``
+RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")
 
 
 @dataclass
@@ -53,6 +56,10 @@ class Draft:
             committed token; None for a chain, whose parent is the column before.
         num_drafts: number of drafts; the columns behind them are mask tokens, which give
             distributions and are never accepted. None where all columns are drafts.
+        positions: grid positions at which the tokens stand, long [b, L], of a model whose
+            distribution at a column is about the column's own position, such as one at mask tokens.
+            Columns that a row has not come last. None means that every token stands before the
+            position that its column's distribution is about, by its depth.
     """
 
     tokens: Tensor
@@ -60,6 +67,7 @@ class Draft:
     parents: Tensor | None = None
     failed: Tensor | None = None
     num_drafts: int | None = None
+    positions: Tensor | None = None
 
 
 @dataclass
@@ -67,16 +75,22 @@ class Verdict:
     """Outcome of verifying a draft.
 
     Attributes:
-        num_accepted: accepted drafts, long [b].
+        num_accepted: accepted drafts, long [b]; with ``path``, columns whose keys are kept.
         tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
             follows them: the recovered token after a rejection, else the bonus token.
         path: numbers of the accepted drafts of a tree, from the root on, long [b, L]; None for a
             chain, whose accepted drafts are its first ones.
+        num_committed: tokens to commit, 0 or more, long [b], of a method that verifies no drafts;
+            None means the accepted drafts and the token that follows them.
+        columns: column of the forward pass that each token is from, long [b, W]; None means the
+            column with its number, or that of ``path``.
     """
 
     num_accepted: Tensor
     tokens: Tensor
     path: Tensor | None = None
+    num_committed: Tensor | None = None
+    columns: Tensor | None = None
 
     @property
     def last_column(self) -> Tensor:
@@ -97,7 +111,7 @@ class Drafter(RowOwner):
     Attributes:
         window: columns computed per forward pass at most; drafts are at most ``window - 1``.
         targets: draft models of the same items, whose rows follow the batch.
-        needs: capabilities asked of the target; today ``"hidden_states"``.
+        needs: capabilities asked of the target, of ``NEEDS``.
         hidden_layers: layers whose hidden states it needs (``StepOutput.hidden_states``).
     """
 
@@ -170,9 +184,12 @@ def check_needs(drafter: Drafter, target: CausalTarget) -> None:
     """
     name = type(drafter).__name__
     for need in sorted(drafter.needs):
-        if need != "hidden_states":
-            raise unknown("need", need, ("hidden_states",), name)
-        target.require_hidden_states(drafter.hidden_layers, name)
+        if need == RAW_LOGPROBS:
+            target.gives_raw = True
+        elif need == HIDDEN_STATES:
+            target.require_hidden_states(drafter.hidden_layers, name)
+        else:
+            raise unknown("need", need, NEEDS, name)
 
 
 class CausalRun(SteppableRun):
@@ -233,7 +250,10 @@ class CausalRun(SteppableRun):
         draft = self.drafter.propose(step, self.committed_tokens())
         step = self.branch(step, draft)
         # 3. One forward pass over the last committed token and the drafts
-        output = self.target.predict(self.inputs(step, draft), step.positions, draft.parents)
+        tokens, own = self.inputs(step, draft), {}
+        if draft.positions is not None:
+            own["own"] = step.valid & self.here(self.column > 0)
+        output = self.target.predict(tokens, step.positions, draft.parents, **own)
         step.hidden_states = output.hidden_states
         # 4. Accept drafts, and draw the recovered or the bonus token
         verdict = self.drafter.verify(step, output)
@@ -243,7 +263,7 @@ class CausalRun(SteppableRun):
         self.drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
         # 6. Commit the accepted drafts and the token after them, up to the eos token
         self.truncate_at_end(outcome)
-        self.commit(step, verdict.tokens, outcome)
+        self.commit(step, verdict, outcome)
         self.record(step, verdict, outcome, output)
         del output, draft, verdict  # the largest tensors of a step
         # 7. Advance, and give finished rows to waiting items
@@ -344,13 +364,18 @@ class CausalRun(SteppableRun):
         )
 
     def branch(self, step: CausalStep, draft: Draft) -> CausalStep:
-        """Lay the columns of a tree of drafts at the positions of their depth; a chain lies there.
+        """Lay the columns of a tree of drafts at the positions of their depth, and those of a draft
+        with positions there; a chain lies there.
 
         Drafts beyond the last position do not exist (``draft.exists``).
         """
-        if draft.parents is None:
+        if draft.positions is not None:
+            positions = torch.cat([step.start[:, None], draft.positions], 1)
+        elif draft.parents is not None:
+            positions = tree_positions(step.start, draft.parents)
+        else:
             return step
-        positions, bound = tree_positions(step.start, draft.parents), self._bounds()
+        bound = self._bounds()
         bound = bound if isinstance(bound, int) else self.here(bound)[:, None]
         draft.exists = draft.exists & (positions[:, 1:] < bound)
         valid = torch.cat([positions[:, :1] < bound, draft.exists], 1)
@@ -388,18 +413,24 @@ class CausalRun(SteppableRun):
     ) -> Outcome:
         """Copy the outcome of a step to the host and count what is to be committed."""
         failed = failed_draws(verdict.tokens, output.logprobs)
-        if verdict.path is not None:  # its columns in the order of the tokens
+        if verdict.columns is not None:
+            failed = failed.gather(1, verdict.columns)
+        elif verdict.path is not None:  # its columns in the order of the tokens
             failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
-        accepted, drafted, ids, failed, draft_failed = copy_to_host(
-            verdict.num_accepted, draft.exists, verdict.tokens, failed, draft.failed
+        counts = verdict.num_accepted if verdict.num_committed is None else verdict.num_committed
+        counts, drafted, ids, failed, draft_failed = copy_to_host(
+            counts, draft.exists, verdict.tokens, failed, draft.failed
         )
+        if verdict.num_committed is None:
+            accepted, committed = counts, np.minimum(counts + 1, step.widths)
+        else:
+            accepted, committed = np.zeros_like(counts), np.minimum(counts, step.widths)
         columns = drafted.sum(1) + 1 if drafted.shape[1] else step.widths
-        if verdict.path is None:
+        if verdict.path is None and draft.positions is None:
             columns = np.minimum(step.widths, columns)
         if draft.num_drafts is not None:  # masks behind the drafts
             drafted = drafted[:, : draft.num_drafts]
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
-        committed = np.minimum(accepted + 1, step.widths)
         return Outcome(
             accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
         )
@@ -439,18 +470,20 @@ class CausalRun(SteppableRun):
         position = np.where(failed.any(1), self.start + failed.argmax(1), -1)
         refuse_failed(target, self.slots.items, position)
 
-    def commit(self, step: CausalStep, chosen: Tensor, outcome: Outcome) -> None:
-        """Write the new tokens, ``chosen`` [b, W(, C)], and remember the last one of each row.
+    def commit(self, step: CausalStep, verdict: Verdict, outcome: Outcome) -> None:
+        """Write the new tokens of the verdict, and remember the last one of each row.
 
         Raises:
             GenError: a token stands at a position without a distribution, or is not allowed there.
         """
         self.refuse_failed(outcome)
         target, here, width = self.target, self.here, self.shape[1]
+        chosen = verdict.tokens
         items, start, committed = self.slots.items, self.start, outcome.num_committed
         if target.is_history_dependent:
             new = here(self.column < committed[:, None])
-            target.refuse_illegal(chosen, here(start[:, None] + self.column), new)
+            at = here(start[:, None] + self.column)
+            target.refuse_illegal(chosen, at, new, verdict.columns)
         ids = outcome.token_ids
         if self.host_tokens is not None and ids is not None:
             counts = zip(items.tolist(), start.tolist(), committed.tolist(), strict=True)
@@ -469,7 +502,7 @@ class CausalRun(SteppableRun):
         self.last = self.unless_waiting(committed, chosen)
 
     def unless_waiting(self, committed: np.ndarray, last: Tensor) -> Tensor:
-        """Return the last tokens [b, 1(, C)], of rows that wait the ones before."""
+        """Return the last tokens [b, 1(, C)], of rows that commit nothing the ones before."""
         if committed.all():
             return last
         waiting = self.here(committed == 0).view(-1, *[1] * (last.ndim - 1))
@@ -492,8 +525,8 @@ class CausalRun(SteppableRun):
         computed = output.num_computed_tokens - padding
         counts = (computed, output.num_computed_positions, committed, accepted)
         ran = output.ran_network
-        if not committed.all():  # rows that wait are computed for nothing
-            goes_on = committed > 0
+        goes_on = self.room > 0
+        if not goes_on.all():  # rows that wait are computed for nothing
             ran = goes_on if ran is None else goes_on & ran.cpu().numpy()
         recorder.add(items, *counts, outcome.num_drafted, ran)
         if self.logprobs is not None:
@@ -501,10 +534,11 @@ class CausalRun(SteppableRun):
         if recorder.traces is None:
             return
         tokens = (verdict.tokens if outcome.token_ids is None else outcome.token_ids).tolist()
-        tree = None if verdict.path is None else (step.positions, step.valid)
+        is_chain = verdict.path is None and verdict.columns is None
+        tree = None if is_chain else (step.positions, step.valid)
         counts = (items, self.start, columns, accepted, committed)
         for i, (item, n, w, a, c) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
-            if not c:
+            if not goes_on[i]:
                 continue
             new = {n + k: tokens[i][k] for k in range(c)}
             if outcome.ended is not None and outcome.ended[i]:
@@ -517,7 +551,7 @@ class CausalRun(SteppableRun):
     def move_on(self, outcome: Outcome) -> None:
         """Move every row behind its new tokens; one that ended is filled up with the eos token."""
         committed = outcome.num_committed
-        self.start, self.round = self.start + committed, self.round + (committed > 0)
+        self.start, self.round = self.start + committed, self.round + (self.room > 0)
         self.num_steps += 1
         ended, eos_token_id = outcome.ended, self.eos_token_id
         if ended is not None and eos_token_id is not None and ended.any():

@@ -18,7 +18,8 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.protocols import TreeModel
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.targets.causal import CausalTarget, tree_positions
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.step_context import tree_positions
 
 CLOSE, V = 1e-9, 12
 ROWS, LENGTHS, ROUNDS = 4, (3, 5, 4, 2), 3

@@ -155,3 +155,7 @@ def test_the_recipe_makes_a_model_that_drafts_for_itself(tmp_path):
     plain = pipe(["sort 3 1 2 ="], "autoregressive", temperature=0.0)
     out = pipe(["sort 3 1 2 ="], spec, temperature=0.0)
     assert out.media == plain.media and out.stats[0].nfe <= plain.stats[0].nfe
+    # the same model decodes with masks in a window, and its text comes in parts
+    whole = pipe(["sort 3 1 2 ="], "wedlm", seed=1)
+    parts = [chunk.media for chunk in pipe.stream(["sort 3 1 2 ="], "wedlm", seed=1)]
+    assert "".join(parts) == whole.media[0]

@@ -41,6 +41,8 @@ class CausalTarget(Target):
             None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
+        gives_raw: whether every forward pass returns log-probabilities before temperature and
+            filters (``StepOutput.raw``), as it does where the sampling parameters ask for them.
         router: chooses the adapters of the rows; None where the network has none by name.
         adapters: adapter of each item, int64 [N], with a router.
     """
@@ -49,6 +51,7 @@ class CausalTarget(Target):
     left_to_right = True
     router: Router | None = None
     adapters: np.ndarray | None = None
+    gives_raw = False
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -209,7 +212,11 @@ class CausalTarget(Target):
             )
 
     def predict(
-        self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        parents: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> StepOutput:
         """Run one forward pass: the distributions of grid positions [B, L].
 
@@ -222,22 +229,19 @@ class CausalTarget(Target):
             positions: long [B, L].
             parents: of a tree of drafts, the draft that each of the last L - 1 columns follows,
                 long [B, L - 1], -1 for column 0, the last committed token; ``positions`` are then
-                those of ``tree_positions``. None means a chain.
+                those by depth, or with ``own`` any. None means a chain.
+            own: columns whose token stands at the position itself, bool [B, L], as a mask token
+                does; None means that all stand one before. Slots of the cache follow the tokens.
 
         Returns:
             Log-probabilities [B, L, V], or of latents conditioning vectors [B, L, H, D].
         """
-        self._branches = None
-        if self.history is not None and parents is None:
-            self._note(tokens, positions)
-        elif self.history is not None:
-            self._note_tree(tokens, positions, parents)
-        width, grid, fresh = tokens.shape[1], positions, self._fresh
+        self._branches, grid = None, positions
+        positions = positions if own is None else positions + own
+        self._note(tokens, positions, parents)
+        width, fresh = tokens.shape[1], self._fresh
         prefix = prompt_states = None
-        if self.branches > 1:
-            repeats = [1] * (tokens.ndim - 1)
-            tokens = tokens.repeat(self.branches, *repeats)
-            positions = positions.repeat(self.branches, 1)
+        tokens, positions = self._repeated(tokens), self._repeated(positions)
         tokens, slots = self._inputs(tokens), positions + self._shift
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
@@ -262,8 +266,7 @@ class CausalTarget(Target):
         out = out if out.shape[1] == width else out[:, -width:]
         if prefix is not None and hidden is not None:
             prompt_states, hidden = self._without_prompts(hidden, width)
-        ran = self.cache.ran
-        ran = None if ran is None else ran.view(self.branches, -1).any(0)
+        ran = None if self.cache.ran is None else self.cache.ran.view(self.branches, -1).any(0)
         logprobs, raw = self._outcome(out, grid)
         return StepOutput(
             logprobs, num_computed, num_positions, ran, hidden, prompt_states=prompt_states, raw=raw
@@ -280,8 +283,7 @@ class CausalTarget(Target):
         Returns:
             Log-probabilities [B, L, V].
         """
-        if self.history is not None:
-            self._note(tokens[..., 0], positions)
+        self._note(tokens[..., 0], positions)
         model, fresh, width = cast(SuperposedModel, self.model), self._fresh, tokens.shape[1]
         repeats = self.branches, 1
         slots = positions.repeat(repeats) + self._shift
@@ -300,6 +302,10 @@ class CausalTarget(Target):
         with self._routed():
             out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
         return StepOutput(self._outcome(out, positions)[0], num_computed, num_positions)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Repeat x [B, ...] for all branches: [H B, ...]."""
+        return x.repeat(self.branches, *[1] * (x.ndim - 1)) if self.branches > 1 else x
 
     def _routed(self, rows: Tensor | None = None) -> AbstractContextManager[None]:
         """Compute the forward pass inside with the adapters of some rows of all branches, long
@@ -468,7 +474,7 @@ class CausalTarget(Target):
         past = None if self.past is None else partial(self._look_back, positions=positions)
         legal = self._legal(positions)
         ended = self._ended(positions, legal)
-        if self.sampling.logprobs is None:
+        if self.sampling.logprobs is None and not self.gives_raw:
             return self._only_eos(self._logprobs(out, legal, consume=True, past=past), ended), None
         scores = self._scores(out, past)
         logprobs = self._only_eos(self.sampling(scores, None, legal), ended)
@@ -520,12 +526,14 @@ class CausalTarget(Target):
         at = positions.reshape(-1, 1), items.repeat_interleave(columns)
         return past(logits.flatten(0, 1)[:, None], branches[:, 1:], *at).view(logits.shape)
 
-    def _note(self, tokens: Tensor, positions: Tensor) -> None:
-        """Write the tokens [B, L] one position before positions [B, L] into the history."""
-        self.history.scatter_(1, positions, tokens)
-
-    def _note_tree(self, tokens: Tensor, positions: Tensor, parents: Tensor) -> None:
-        """Write the root of a tree into the history, and all of a branch into its own."""
+    def _note(self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None) -> None:
+        """Write the tokens [B, L] one position before positions [B, L] into the history, if there
+        is one; of a tree the root, and all of a branch into its own."""
+        if self.history is None:
+            return
+        if parents is None:
+            self.history.scatter_(1, positions, tokens)
+            return
         self.history.scatter_(1, positions[:, :1], tokens[:, :1])
         branches = self.history[:, None].repeat(1, tokens.shape[1], 1)
         row = torch.arange(len(tokens), device=tokens.device)
@@ -548,7 +556,9 @@ class CausalTarget(Target):
             self.allowed = self._only_known(self.allowed, positions)
         return self.allowed
 
-    def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
+    def refuse_illegal(
+        self, ids: Tensor, positions: Tensor, new: Tensor, columns: Tensor | None = None
+    ) -> None:
         """Refuse committed tokens that may not follow those before them.
 
         Samplers that keep the distribution never commit one; a sampler that accepts drafts by other
@@ -558,11 +568,16 @@ class CausalTarget(Target):
             ids: tokens [B, L].
             positions: those of the last call, long [B, L].
             new: tokens that are committed, bool [B, L].
+            columns: column of the last call that each token is from, long [B, L]; None means the
+                one with its number.
 
         Raises:
             GenError: one of them is not allowed.
         """
-        wrong = new & ~self.allowed.gather(-1, ids[..., None])[..., 0]
+        allowed = self.allowed
+        if columns is not None:
+            allowed = allowed.gather(1, columns[..., None].expand(-1, -1, allowed.shape[-1]))
+        wrong = new & ~allowed.gather(-1, ids[..., None])[..., 0]
         if bool(wrong.any()):
             row, column = wrong.nonzero()[0].tolist()
             raise GenError(
@@ -570,23 +585,6 @@ class CausalTarget(Target):
                 f" {int(positions[row, column])}, which the constraint forbids there; expected a"
                 " sampler whose guarantee is 'same_tokens' or 'same_distribution'"
             )
-
-
-def tree_positions(start: Tensor, parents: Tensor) -> Tensor:
-    """Number the grid positions of a tree's columns by their depth.
-
-    Args:
-        start: committed tokens of each row, long [B].
-        parents: draft that each draft follows, long [B, L], -1 for the root; a parent stands
-            before its children.
-
-    Returns:
-        Positions whose distributions follow the root and each draft, long [B, L + 1].
-    """
-    depth = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=start.device)
-    for column in range(parents.shape[1]):
-        depth[:, column + 1] = depth.gather(1, parents[:, column, None] + 1)[:, 0] + 1
-    return start[:, None] + depth
 
 
 def _lowest(positions: Tensor) -> int:

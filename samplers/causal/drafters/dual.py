@@ -7,8 +7,8 @@
 
 The target has to be trained for both (``gen.recipes.text.dual``): its masks see what stands before
 them and the masks between, as WeDLM's dual stream trains them. The pass that drafts is one of the
-target and counted as a draft pass; drafts and the verification of the drafts before them would
-share a pass only if masks followed every draft.
+target and counted as a draft pass. With masks behind every draft it is the one that verifies the
+drafts before: the drafter ``streaming`` (``gen.samplers.causal.drafters.one_pass``).
 
 Guarantee: that of the verifier, whatever the weights.
 """

@@ -153,7 +153,7 @@ class FlexDraft(DraftSource):
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        require_plain_history(target, KIND)
+        require_plain_history(target, f"the drafter {KIND}")
         model = language_model(target, KIND)
         made = MaskAttention(model, int(facts.net["layers"]), int(facts.net["rank"]))
         network = with_masks(model, checked_load(made, weights, KIND))

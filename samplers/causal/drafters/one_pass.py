@@ -162,8 +162,8 @@ def require_plain_history(target: CausalTarget, method: str) -> None:
         reads = f"sampling.{target.sampling.looks_back[0]}"
     if reads is not None:
         raise GenError(
-            f"the drafter {method} came with {reads}, which reads the tokens before a position, and"
-            " its masks are none; expected no constraint and no penalty, or another drafter"
+            f"{method} came with {reads}, which reads the tokens before a position, and its masks"
+            " are none; expected no constraint and no penalty, or another method"
         )
 
 
@@ -199,7 +199,7 @@ class Streaming(DraftSource):
                 f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
                 f" {STREAMING} is the target itself; expected None"
             )
-        require_plain_history(target, STREAMING)
+        require_plain_history(target, f"the drafter {STREAMING}")
         mask = mask_token(target, STREAMING)
         depth = int(sampler.num_speculative_tokens)
         return OnePassDrafter(target, mask, depth, verifier, shift=1)

@@ -15,11 +15,12 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.targets.causal import CausalTarget, tree_positions
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.autoregressive import _NoDrafts
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.step_context import tree_positions
 
 V, LENGTH, EXACT = 24, 12, 1e-9
 NET = small_llama(V)
