@@ -11,6 +11,8 @@ is said slot by slot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -271,6 +273,20 @@ class SlotCache(Cache, ModelCache):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, L, H, D] of a layer; see ``SlotLayer.write``."""
         return self.layers[layer].write(keys, values)
+
+    @contextmanager
+    def only(self, columns: Tensor) -> Iterator[None]:
+        """Let layers that run inside write the slots of some tokens of the call alone.
+
+        Args:
+            columns: these tokens, long [B, N], any of them repeatedly.
+        """
+        before = self.positions, self.span
+        self.positions, self.span = self.positions.gather(1, columns), None
+        try:
+            yield
+        finally:
+            self.positions, self.span = before
 
     def note(self, name: str, values: Tensor) -> Tensor:
         """Write values of the call's tokens under a name, which follow their rows as keys do.

@@ -5,7 +5,8 @@ A wrapped layer is called by its network as the layer was, and calls the layer a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,64 @@ from gen.models.adapters.layer_calls import decoder_layers
 from gen.models.adapters.layer_plans import layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.load.cache_argument import cache_in, with_cache
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a decoder layer.
+
+    Attributes:
+        layer: the decoder layer.
+        states: hidden states [B, L, D].
+        positions: absolute positions, long [B, L].
+        mask: what is added to scores, [B, 1, L, S].
+        cache: ``SlotCache`` or ``SequenceCache``.
+        arguments: what else the network passes to its layers.
+    """
+
+    layer: nn.Module
+    states: Tensor
+    positions: Tensor
+    mask: Tensor
+    cache: Any
+    arguments: Mapping[str, Any]
+
+    def run(self, mask: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Run the layer.
+
+        Args:
+            mask: another mask [B, 1, L, S].
+            columns: tokens of the call that it runs at, long [B, N], any of them repeatedly; None
+                for all.
+
+        Returns:
+            Hidden states [B, L or N, D].
+        """
+        if columns is None:
+            return self._run(self.states, mask, self.positions, self.arguments)
+        row = torch.arange(len(columns), device=columns.device)[:, None]
+        arguments = {**self.arguments, "position_embeddings": self.rotations(columns)}
+        with self.cache.only(columns):
+            states, mask = self.states[row, columns], mask[row, 0, columns][:, None]
+            return self._run(states, mask, self.positions[row, columns], arguments)
+
+    def rotations(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of tokens of the call, long [B, N]: [B, N, d]."""
+        row = torch.arange(len(columns), device=columns.device)[:, None]
+        cos, sin = self.arguments["position_embeddings"]
+        return cos[row, columns], sin[row, columns]
+
+    def _run(
+        self, states: Tensor, mask: Tensor, positions: Tensor, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        out = self.layer(
+            states,
+            attention_mask=mask,
+            position_ids=positions,
+            **with_cache(self.layer, self.cache),
+            **arguments,
+        )
+        return out[0] if isinstance(out, tuple) else out
 
 
 class WrappedLayer(nn.Module):
@@ -34,43 +93,18 @@ class WrappedLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        attention_mask: Tensor,
+        position_ids: Tensor,
         **arguments: Any,
     ) -> Tensor:
-        """Map hidden states [B, L, D] as ``states`` does; see ``call_layer``."""
+        """Map hidden states [B, L, D]; arguments as a decoder layer of transformers has them."""
         cache = cache_in(arguments)
+        return self.states(
+            LayerCall(self.layer, hidden_states, position_ids, attention_mask, cache, arguments)
+        )
 
-        def run(mask: Tensor | None) -> Tensor:
-            out = self.layer(
-                hidden_states,
-                attention_mask=mask,
-                position_ids=position_ids,
-                **with_cache(self.layer, cache),
-                **arguments,
-            )
-            return out[0] if isinstance(out, tuple) else out
-
-        assert position_ids is not None, "adapters say where tokens stand"
-        return self.states(hidden_states, position_ids, attention_mask, cache, run)
-
-    def states(
-        self,
-        states: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        run: Callable[[Tensor | None], Tensor],
-    ) -> Tensor:
-        """Map hidden states.
-
-        Args:
-            states: [B, L, D].
-            positions: absolute positions, long [B, L].
-            mask: what is added to scores, [B, 1, L, S].
-            cache: ``SlotCache`` or ``SequenceCache``.
-            run: runs the layer on the states with a mask.
-        """
+    def states(self, call: LayerCall) -> Tensor:
+        """Return the hidden states [B, L, D] that the call gives."""
         raise NotImplementedError
 
 

@@ -103,12 +103,13 @@ class DroppedLayer(WrappedLayer):
         """Tell which positions [B, L] are those of full tokens, bool."""
         return (positions < starts) | ((positions - starts) % self.cycle == 0)
 
-    def states(self, states, positions, mask, cache, run):
+    def states(self, call):
+        states, cache, mask = call.states, call.cache, call.mask
         name, starts = f"output {self.number}", cache.starts.to(states.device)
-        positions = positions.to(states.device)
+        positions = call.positions.to(states.device)
         full = self._is_full(positions, starts)
         if bool(full.any()):
-            whole = run(self._full_alone(mask, full, starts, cache))
+            whole = call.run(self._full_alone(mask, full, starts, cache))
             outputs = cache.note(name, whole)
         else:
             whole, outputs = None, cache.noted(name)

@@ -99,17 +99,18 @@ class RoutedLayer(WrappedLayer):
         super().__init__(layer, number)
         self.route = route
 
-    def states(self, states, positions, mask, cache, run):
+    def states(self, call):
+        states, cache = call.states, call.cache
         name, starts = f"router {self.number}", cache.starts.to(states.device)
         logits, closed = self.route(states)
-        if bool((positions.to(states.device) < starts.clamp_min(1)).any()):
+        if bool((call.positions.to(states.device) < starts.clamp_min(1)).any()):
             known = cache.note(name, logits[..., None])
         else:
             known = cache.noted(name)
         is_open = openness(known[..., 0], starts) > 0.5
         if not bool(is_open.any()):
             return closed
-        return torch.where(is_open[:, None, None], run(mask), closed)
+        return torch.where(is_open[:, None, None], call.run(call.mask), closed)
 
 
 def routed_model(model: SharedModel, routers: Routing) -> SharedModel:
