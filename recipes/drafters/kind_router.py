@@ -39,7 +39,8 @@ class RouterOptions(Options):
         rank: rank of the maps of closed layers; 0 for none.
     """
 
-    penalty: float = 0.2
+    lr: float = 1e-2
+    penalty: float = 0.5
     rank: int = 16
 
 

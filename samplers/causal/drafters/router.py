@@ -35,7 +35,7 @@ from gen.samplers.causal.drafters.skip import Repair
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "router"
-OPEN = 2.0  # bias that routers begin with
+OPEN = 1.0  # bias that routers begin with
 
 # number of a layer and its input [B, L, D] -> logits of its router [B, L], output if closed
 Routing = Callable[[int, Tensor], tuple[Tensor, Tensor]]
