@@ -51,8 +51,8 @@ class Corrections(nn.Module):
         self.scale = alpha / rank
         self.down = nn.ModuleDict({str(n): nn.Linear(width, rank, bias=False) for n in dropped})
         self.up = nn.ModuleDict({str(n): nn.Linear(rank, width, bias=False) for n in dropped})
-        for part in self.up.values():
-            nn.init.zeros_(part.weight)
+        for weight in self.up.parameters():
+            nn.init.zeros_(weight)
 
     def forward(self, number: int, states: Tensor) -> Tensor:
         """Return what is added between full tokens in one layer, for its input [B, L, D]."""

@@ -52,11 +52,12 @@ class Routers(nn.Module):
 
     def __init__(self, width: int, layers: int, rank: int):
         super().__init__()
-        self.gates = nn.ModuleList(nn.Linear(width, 1) for _ in range(layers))
-        self.maps = nn.ModuleList(Repair(width, rank) for _ in range(layers if rank else 0))
-        for gate in self.gates:
+        gates = [nn.Linear(width, 1) for _ in range(layers)]
+        for gate in gates:
             nn.init.zeros_(gate.weight)
             nn.init.constant_(gate.bias, OPEN)
+        self.gates = nn.ModuleList(gates)
+        self.maps = nn.ModuleList(Repair(width, rank) for _ in range(layers if rank else 0))
 
     def forward(self, number: int, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the router's logits [B, L] of a layer's input [B, L, D], and the layer's output
