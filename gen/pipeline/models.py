@@ -66,6 +66,14 @@ def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
     return None if adapters is None else str(adapters)
 
 
+def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
+    """Read how prompts skip layers. Raises ``GenError`` where forward passes are compiled."""
+    found = SparsePrefill.of(value)
+    if found is not None and compile:
+        raise GenError("sparse_prefill and compile are given; expected one of them")
+    return found
+
+
 class ModalityModels:
     """A modality, its models and its frontends.
 
@@ -121,9 +129,7 @@ class ModalityModels:
         self._files: dict[str, CheckpointFiles] = {}
         self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
         self.compile = compile
-        self.sparse_prefill = SparsePrefill.of(sparse_prefill)
-        if self.sparse_prefill is not None and compile:
-            raise GenError("sparse_prefill and compile are given; expected one of them")
+        self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options
