@@ -40,7 +40,7 @@ class RouterOptions(Options):
     """
 
     lr: float = 1e-2
-    penalty: float = 0.5
+    penalty: float = 1.0
     rank: int = 16
 
 

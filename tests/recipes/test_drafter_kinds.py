@@ -208,8 +208,7 @@ def test_the_penalty_is_the_price_of_the_expected_layers():
         made = RouterKind(kind.teacher, RouterOptions(rank=4))
         return made.routed(net, batch, made.drawn)[1].mean()
 
-    assert abs(float(loss(0.3) - loss(0.0)) - 0.3 * float(share())) < 1e-6
-
+    assert abs((loss(0.3) - loss(0.0) - 0.3 * share()).item()) < 1e-6
     gate = net.gates[0].bias
     slopes = [torch.autograd.grad(x, gate)[0] for x in (loss(0.3), loss(0.0), share())]
     assert torch.allclose(slopes[0] - slopes[1], 0.3 * slopes[2], atol=1e-6)
