@@ -127,7 +127,8 @@ class DroppedLayer(WrappedLayer):
 
     def _last_full(self, positions: Tensor, starts: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Find the slot of the last full token at or before each position, long [B, L]."""
-        at = starts + (positions - starts).clamp_min(0) // self.cycle * self.cycle
+        behind = starts + (positions - starts) // self.cycle * self.cycle
+        at = torch.where(positions < starts, positions, behind)
         own = cache.positions.to(positions.device)
         if positions.shape[1] == 1 or torch.equal(own, positions):
             return at

@@ -166,3 +166,21 @@ def test_a_drafter_of_another_target_is_refused(tmp_path):
         sampler(other, CounterRNG([0, 1, 2]))
     with pytest.raises(GenError, match="was trained for temperature 1"):
         sampler(target(4, 3, SamplingParams(temperature=0.5)), CounterRNG([0, 1, 2]))
+
+
+@pytest.mark.parametrize("name", ["router", "lora_drop"])
+def test_rows_of_one_prompt_share_its_prefill(tmp_path, name):
+    """Also where they come when others have left."""
+    rows = (0, 0, 1, 1, 0)
+    weights = write(name, target(8, 20), tmp_path)
+    sampler = speculative(drafter=name, drafter_weights=weights, num_speculative_tokens=3)
+    keys = [5, 6, 7, 8, 9]
+    for most in (5, 2):
+        of = target(8, 20, rows=rows)
+        of.at_most(most)
+        of.shares_prefill = True
+        found = sampler(of, CounterRNG(keys))
+        for n, row in enumerate(rows):
+            alone = sampler(target(8, 20, rows=(row,)), CounterRNG([keys[n]]))
+            assert torch.equal(alone.tokens[0], found.tokens[n])
+            assert alone.stats[0].nfe == found.stats[n].nfe
