@@ -22,6 +22,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.engine.engine import Engine
 from gen.models.adapters.fast_llama import LeanLlama
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.sparse_prefill import SkippingLayer, SparsePrefill, sparse
@@ -213,3 +214,16 @@ def test_a_pipeline_says_that_it_skips(caplog):
     with pytest.raises(GenError, match="sparse_prefill and compile are given"):
         gen.load("text", model="text-causal", sparse_prefill=0.5, compile=True)
     assert LeanLlama.of(plain.components["model"]) is not None
+
+
+def test_requests_that_share_a_batch_have_the_tokens_they_have_alone():
+    pipe = gen.load("text", model="text-causal", dtype="float64", sparse_prefill=0.5)
+    tasks = ["sort 3 1 2 =", "copy 4 0 7 5 =", "sort 3 1 2 =", "3 + 8 + 5 ="]
+    engine = Engine({"text": pipe}, max_rows=2)
+    try:
+        tickets = [engine.submit("text", task, "autoregressive", seed=1) for task in tasks]
+        made = [ticket.result(timeout=120) for ticket in tickets]
+    finally:
+        engine.close()
+    for task, out in zip(tasks, made, strict=True):
+        assert torch.equal(out.tokens, pipe(task, "autoregressive", seed=1).tokens)
