@@ -24,6 +24,7 @@ from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.models.adapters.sparse_prefill import SparsePrefill
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
@@ -45,9 +46,10 @@ from gen.models.zoo import load_lm
 
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
 WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
+PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
 LOAD_KEYWORDS = (
     "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
-    *HUB_KEYWORDS, *PLACEMENT, *WEIGHTS,
+    *HUB_KEYWORDS, *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip
 
 
@@ -64,6 +66,14 @@ def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
     return None if adapters is None else str(adapters)
 
 
+def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
+    """Read how prompts skip layers. Raises ``GenError`` where forward passes are compiled."""
+    found = SparsePrefill.of(value)
+    if found is not None and compile:
+        raise GenError("sparse_prefill and compile are given; expected one of them")
+    return found
+
+
 class ModalityModels:
     """A modality, its models and its frontends.
 
@@ -73,6 +83,7 @@ class ModalityModels:
         model_options: options of the model that were given, as plain data, without the token.
             Of a model of the hub, ``revision`` is the commit that was loaded.
         compile: whether forward passes go through ``torch.compile``.
+        sparse_prefill: how prompts skip layers of the model; None where they do not.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
     """
@@ -88,6 +99,7 @@ class ModalityModels:
         compile: bool = False,
         quantization: Any = None,
         adapters: str | Path | Mapping[str, str | Path] | None = None,
+        sparse_prefill: Any = None,
         **options: Any,
     ):
         if not isinstance(modality, (str, Modality)):
@@ -117,6 +129,7 @@ class ModalityModels:
         self._files: dict[str, CheckpointFiles] = {}
         self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
         self.compile = compile
+        self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options
@@ -125,6 +138,7 @@ class ModalityModels:
             "trust_remote_code": trust_remote_code,
             "quantization": how.quantization and how.quantization.plain,
             "adapters": how.adapters,
+            "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
             **placement,
         }
         explicit = {**{k: v for k, v in loading.items() if v}, **hub.said, **options}
@@ -199,7 +213,9 @@ class ModalityModels:
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        return set(HUB_KEYWORDS) - refused | set(WEIGHTS if self.model is not None else ())
+        return set(HUB_KEYWORDS) - refused | set(
+            (*WEIGHTS, *PASSES) if self.model is not None else ()
+        )
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""

@@ -76,6 +76,9 @@ class Pipeline(PreparedModels):
             ``{"name": "int4", "group_size": 64}``, or a configuration of torchao.
         adapters: folder or hub id of a LoRA adapter of PEFT, which is merged into the weights; or
             several by name, of which every prompt takes its own (``adapter`` of a call) or none.
+        sparse_prefill: share of a prompt's tokens that layers skip, or ``{"ratio": 0.5,
+            "first_layer": 1}``; a causal model of the Llama architecture then has approximately its
+            distribution (``gen.models.adapters.sparse_prefill``).
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -474,6 +477,7 @@ def load(
     compile: bool = False,
     quantization: Any = None,
     adapters: str | Path | Mapping[str, str | Path] | None = None,
+    sparse_prefill: Any = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -493,6 +497,7 @@ def load(
         compile: run models through ``torch.compile``.
         quantization: ``int8`` or ``int4`` weights, by torchao; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
+        sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant`` and ``local_files_only`` (``gen.models.load.hub.HubOptions``),
@@ -513,5 +518,6 @@ def load(
     elif isinstance(modality, Path):
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
+    options |= {"sparse_prefill": sparse_prefill}
     dtype = "float32" if chosen is None else chosen
     return Pipeline(modality, model, device, dtype, device_map, trust_remote_code, **options)

@@ -25,6 +25,7 @@ from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.graphs import compiled_forward
+from gen.models.adapters.sparse_prefill import sparse
 from gen.models.load.routed import router_of
 from gen.models.targets.base import Target
 from gen.models.targets.causal import CausalTarget
@@ -145,9 +146,18 @@ class PromptedModels(ModalityModels):
                 f"model {name} has logits of {adapter.vocab_size} tokens; expected"
                 f" {space.vocab_size}, as its target has"
             )
+        if self.sparse_prefill is not None and name == self.model:
+            adapter = self._sparse(name, adapter)
         if self.compile:
             self._compile(name, adapter)
         return adapter
+
+    def _sparse(self, name: str, adapter: Any) -> Any:
+        """Let prompts skip layers of an adapter, and say so once for every model."""
+        assert self.sparse_prefill is not None, "callers ask"
+        if name not in self._learned and self.sparse_prefill.ratio:
+            LOG.warning("prompts skip layers of model %s, whose distribution they change", name)
+        return sparse(adapter, self.sparse_prefill, name)
 
     def _compile(self, name: str, adapter: Any) -> None:
         """Let an adapter's forward be compiled, and say so once for every model."""

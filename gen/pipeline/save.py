@@ -28,7 +28,7 @@ from gen.core.sampler import SamplerSpec
 from gen.models.load.locate import ZOO, config_field, model_kind, quiet
 from gen.models.load.reads import ENDINGS, TEXTS
 from gen.pipeline.card import card_of
-from gen.pipeline.models import WEIGHTS, ModalityModels
+from gen.pipeline.models import PASSES, WEIGHTS, ModalityModels
 
 RECORD = "gen_pipeline.json"
 
@@ -79,7 +79,7 @@ def save_pipeline(
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise bad_value("folder", str(folder), "a folder that is new or empty")
-    changed = [key for key in WEIGHTS if key in pipe.model_options]
+    changed = [key for key in (*WEIGHTS, *PASSES) if key in pipe.model_options]
     if changed:
         raise GenError(
             f"the pipeline was loaded with {' and '.join(changed)}, and weights are saved as they"

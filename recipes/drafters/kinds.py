@@ -10,7 +10,9 @@ from gen.recipes.drafters.kind_flexdraft import FlexKind
 from gen.recipes.drafters.kind_heads import Hydra, Medusa
 from gen.recipes.drafters.kind_hidden import HiddenTransfer
 from gen.recipes.drafters.kind_longspec import LongSpecKind
+from gen.recipes.drafters.kind_lora_drop import LoraDropKind
 from gen.recipes.drafters.kind_parallel import Masked, Prompt
+from gen.recipes.drafters.kind_router import RouterKind
 from gen.recipes.drafters.kind_skip import SkipRepair
 
 ALL = (
@@ -25,5 +27,7 @@ ALL = (
     LongSpecKind,
     HiddenTransfer,
     SkipRepair,
+    RouterKind,
+    LoraDropKind,
 )
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in ALL}

@@ -289,3 +289,57 @@ def test_padding_matters():
     want = torch.stack([expected(model, sampling, row, [], [])[:1] for row in PROMPTS])
     error = (logp - want).abs().flatten(1).amax(1)
     assert error[0] <= EXACT and (error[1:] > 1e3 * WRONG).all()
+
+
+# --- notes, and layers that calls leave out
+
+
+def noting(rows: int, slots: int = 6) -> tuple[SlotCache, Tensor]:
+    """A cache of two layers whose first call, of positions 0 and 1, wrote the first one and a
+    note."""
+    cache, values = SlotCache(2, slots), torch.arange(rows * 2 * 3.0).view(rows, 2, 3)
+    cache.at(torch.arange(2).expand(rows, -1), torch.float32)
+    cache.write(0, values[:, :, None], values[:, :, None])
+    assert torch.equal(cache.note("x", values), values)
+    return cache, values
+
+
+def test_notes_follow_their_rows():
+    cache, values = noting(3)
+    cache.copy_rows(torch.tensor([2]), torch.tensor([0]))
+    cache.keep(torch.tensor([0, 1]))
+    assert torch.equal(cache.noted("x"), values[[2, 1]])
+    other = cache.of_rows(torch.tensor([1, 1, 0]))
+    assert torch.equal(other.noted("x")[:, :2], values[[1, 1, 2]])
+    cache.select(torch.tensor([1]))
+    cache.at(torch.tensor([[1]]), torch.float32)
+    cache.note("x", torch.full((1, 1, 3), -1.0))
+    cache.select(None)
+    cache.at(torch.tensor([[2], [2]]), torch.float32)
+    wanted = values[[2, 1]].clone()
+    wanted[1, 1] = -1
+    assert torch.equal(cache.noted("x")[:, :2], wanted)
+    assert not torch.equal(wanted, values[[2, 1]])
+
+
+def test_a_layer_may_first_run_in_a_call_about_some_rows():
+    cache, values = noting(3)
+    cache.select(torch.tensor([2]))
+    cache.at(torch.tensor([[0, 1]]), torch.float32)
+    cache.write(1, values[2:, :, None], values[2:, :, None])
+    cache.select(None)
+    assert [layer.keys.shape[0] for layer in cache.layers] == [3, 3, 3] and not cache.is_empty
+    cache.at(torch.tensor([[2]] * 3), torch.float32)
+    keys, _ = cache.write(1, values[:, :1, None], values[:, :1, None])
+    assert torch.equal(keys[2, :2, 0], values[2]) and not keys[:2, :2].any()
+
+
+def test_a_cache_whose_first_layer_is_left_out_is_not_empty():
+    cache, values = SlotCache(2, 4), torch.ones(2, 1, 1, 3)
+    assert cache.is_empty and cache.num_rows == 0
+    cache.at(torch.zeros(2, 1).long(), torch.float32)
+    cache.write(1, values, values)
+    assert not cache.is_empty and cache.num_rows == 2
+    cache.copy_rows(torch.tensor([0]), torch.tensor([1]))
+    cache.keep(torch.tensor([1]))
+    assert cache.num_rows == 1

@@ -22,17 +22,21 @@ from gen.recipes.drafters.base import DepthOptions
 from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions, Medusa
+from gen.recipes.drafters.kind_lora_drop import DropOptions, LoraDropKind
 from gen.recipes.drafters.kind_parallel import (
     Masked,
     MaskedOptions,
     ParallelOptions,
     Prompt,
 )
+from gen.recipes.drafters.kind_router import RouterKind, RouterOptions, decided
 from gen.recipes.drafters.kind_skip import SkipOptions, SkipRepair
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
 from gen.samplers.causal.drafters.exit import exit_model
 from gen.samplers.causal.drafters.heads import unfiltered
+from gen.samplers.causal.drafters.lora_drop import dropping_model
 from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
+from gen.samplers.causal.drafters.router import routed_model
 from gen.samplers.causal.drafters.skip import repaired_model
 
 WRONG = 1e-3
@@ -117,6 +121,84 @@ def test_maps_in_the_place_of_layers_are_trained_on_what_they_draft():
     assert float((logq - skipping).detach().abs().max()) > WRONG
 
 
+@pytest.mark.parametrize("cycle", [2, 3])
+def test_dropped_layers_are_trained_on_what_they_draft(cycle):
+    made, batch = drawn_batch()
+    kind = LoraDropKind(made, DropOptions(every=2, cycle=cycle, rank=4, alpha=8.0))
+    net = scrambled(network("lora_drop", made.target))
+    logq, of = kind.logq(net, batch), target(LENGTH, V)
+    draft = of.with_model(dropping_model(of.model, net, kind.arguments()))
+    assert torch.allclose(logq.double(), logprobs_of(draft, batch), atol=1e-4, rtol=0)
+    other = of.with_model(dropping_model(of.model, net, {"every": 2, "cycle": 4}))
+    assert float((logq - logprobs_of(other, batch)).detach().abs().max()) > WRONG
+
+
+def routers(seed: int) -> tuple[Teacher, Batch, RouterKind, nn.Module]:
+    made, batch = drawn_batch()
+    net = network("router", made.target).double()
+    torch.manual_seed(seed)
+    for p in net.parameters():
+        p.data.copy_(torch.randn(p.shape) * 0.5)
+    return made, batch, RouterKind(made, RouterOptions(rank=4)), net
+
+
+def test_routers_are_trained_on_what_they_draft():
+    for seed in range(50):
+        _, batch, kind, net = routers(seed)
+        logq, probability = kind.routed(net, batch, decided)
+        if len({tuple(row) for row in decided(probability).tolist()}) == 3:
+            break  # a decision of its own for each prompt
+    of = target(LENGTH, V)
+    draft = of.with_model(routed_model(of.model, net))
+    assert torch.allclose(logq.double(), logprobs_of(draft, batch), atol=1e-4, rtol=0)
+    whole = kind.routed(net, batch, torch.ones_like)[0]
+    assert torch.allclose(whole, batch.logp, atol=1e-4, rtol=0)
+    assert float((whole - logq).detach().abs().max()) > WRONG
+
+
+def test_a_drawn_decision_has_the_mean_and_the_gradient_of_its_probability():
+    kind = routers(0)[2]
+    p = torch.tensor([0.1, 0.5, 0.9], dtype=torch.double).repeat(4000, 1).requires_grad_()
+    drawn = torch.stack([kind.drawn(column) for column in p.unbind(1)], 1)
+    assert set(drawn.detach().round(decimals=9).unique().tolist()) == {0.0, 1.0}
+    assert torch.allclose(drawn.mean(0), p[0], atol=0.03)
+    drawn.sum().backward()
+    assert torch.equal(p.grad, torch.ones_like(p))
+
+
+def test_the_penalty_is_the_price_of_the_expected_layers():
+    _, batch, kind, net = routers(1)
+
+    def loss(penalty: float) -> torch.Tensor:
+        made = RouterKind(kind.teacher, RouterOptions(rank=4, penalty=penalty))
+        return made.loss(net, batch)[0]  # the same draws, of a fresh generator
+
+    def share() -> torch.Tensor:
+        made = RouterKind(kind.teacher, RouterOptions(rank=4))
+        return made.routed(net, batch, made.drawn)[1].mean()
+
+    assert abs((loss(0.3) - loss(0.0) - 0.3 * share()).item()) < 1e-6
+    gate = net.gates[0].bias
+    slopes = [torch.autograd.grad(x, gate)[0] for x in (loss(0.3), loss(0.0), share())]
+    assert torch.allclose(slopes[0] - slopes[1], 0.3 * slopes[2], atol=1e-6)
+    assert float(slopes[2]) > 0.01
+    assert all(p.grad is None for p in kind.teacher.model.model.parameters())
+
+
+def test_the_gradient_of_a_router_is_that_of_finite_differences():
+    _, batch, kind, net = routers(1)
+    bias, step = net.gates[0].bias, 1e-4
+
+    def first() -> torch.Tensor:
+        return kind.routed(net, batch, decided)[1][:, 0].double().sum()
+
+    slope, before, ends = torch.autograd.grad(first(), bias)[0], bias.detach().clone(), []
+    for sign in (1, -1):
+        bias.data.copy_(before + sign * step)
+        ends.append(float(first()))
+    assert abs((ends[0] - ends[1]) / (2 * step) - float(slope)) < 1e-2 * float(slope)
+
+
 @pytest.mark.parametrize("name", ["masked", "prompt"])
 def test_masks_are_trained_on_what_they_draft(name):
     made, batch = drawn_batch()
@@ -170,7 +252,19 @@ def test_a_group_of_masks_sees_no_token_behind_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["medusa", "hydra", "exit", "masked", "prompt", "hidden", "longspec", "skip"]
+    "name",
+    [
+        "medusa",
+        "hydra",
+        "exit",
+        "masked",
+        "prompt",
+        "hidden",
+        "longspec",
+        "skip",
+        "router",
+        "lora_drop",
+    ],
 )
 def test_the_recipe_writes_a_drafter_that_a_sampler_reads(tmp_path, name):
     recipe = DrafterRecipe("text-causal", name, tmp_path, QUICK, log=lambda line: None)
@@ -189,5 +283,9 @@ def test_unknown_options_are_refused():
         Exit(teacher(), ExitOptions(exit_layer=2)).network()
     with pytest.raises(GenError, match="kept_layers came as '2/2', all layers of the model"):
         SkipRepair(teacher(), SkipOptions(kept_layers="2/2"))
+    with pytest.raises(GenError, match="expected rank and cycle above 0"):
+        LoraDropKind(teacher(), DropOptions(cycle=0))
+    with pytest.raises(GenError, match="expected rank and penalty of at least 0"):
+        RouterKind(teacher(), RouterOptions(penalty=-1.0))
     assert unfiltered(target(4, 3).sampling).top_k == 0
     assert DepthOptions().depth == 4 and len(NET.model.layers) == 2

@@ -18,7 +18,9 @@ from gen.samplers.causal.drafters.head_networks import MedusaHeads, hydra_of
 from gen.samplers.causal.drafters.heads import projection
 from gen.samplers.causal.drafters.hidden_transfer import maps_of
 from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
+from gen.samplers.causal.drafters.lora_drop import corrections_of
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
+from gen.samplers.causal.drafters.router import routers_of
 from gen.samplers.causal.drafters.skip import repairs_of
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
@@ -45,6 +47,8 @@ KINDS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "masked": ("masked", (), {"depth": DEPTH, "width": 32, "layers": 1}),
     "prompt": ("prompt", (), {"depth": DEPTH}),
     "skip": ("skip", (), {"kept_layers": "0", "rank": 4}),
+    "router": ("router", (), {"rank": 4}),
+    "lora_drop": ("lora_drop", (), {"every": 2, "cycle": 2, "rank": 4, "alpha": 8.0}),
     "hidden": ("hidden", ("model.layers.0",), {"depth": DEPTH, "layer": 1}),
     "longspec": (
         "longspec",
@@ -78,6 +82,10 @@ def network(name: str, of: CausalTarget) -> nn.Module:
         return maps_of(of.model, arguments)
     if kind == "skip":
         return repairs_of(of.model, arguments)
+    if kind == "router":
+        return routers_of(of.model, arguments)
+    if kind == "lora_drop":
+        return corrections_of(of.model, arguments)
     if kind == "masked":
         return masked_network(of.model, arguments)
     return PromptTokens(DEPTH, NET.get_input_embeddings().weight)

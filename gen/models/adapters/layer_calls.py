@@ -37,6 +37,30 @@ class LayerCache:
         return torch.cat([given.to(keys), keys], 2), torch.cat([said.to(values), values], 2)
 
 
+class SequenceCache(LayerCache):
+    """What a layer takes for a cache in a call over whole sequences, whose slots are its columns.
+
+    Args:
+        starts: slot of the last token of each prompt, long [B, 1].
+        slots: columns S.
+    """
+
+    def __init__(self, starts: Tensor, slots: int):
+        super().__init__()
+        self.starts, self.slots = starts, slots
+        self.positions = torch.arange(slots, device=starts.device).expand(len(starts), -1)
+        self._notes: dict[str, Tensor] = {}
+
+    def note(self, name: str, values: Tensor) -> Tensor:
+        """Note values [B, S, C] under a name, and return them."""
+        self._notes[name] = values
+        return values
+
+    def noted(self, name: str) -> Tensor:
+        """Return the values under a name."""
+        return self._notes[name]
+
+
 def decoder_layers(model: SharedModel) -> nn.ModuleList:
     """Return the decoder layers of a model's network."""
     name = layers_of(model.model, model.num_layers)

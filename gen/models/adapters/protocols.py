@@ -29,6 +29,8 @@ class ModelCache:
             where the cache takes calls about all rows alone.
         copy_rows: writes what it holds for some rows, long [n], over that of others, long [n]; None
             where it cannot.
+        starts: slot of the last token of each prompt in the next call, long [B, 1]; None where
+            nothing has said so.
     """
 
     ran: Tensor | None = None
@@ -37,6 +39,7 @@ class ModelCache:
     is_empty: bool = False
     select: Callable[[Tensor | None], None] | None = None
     copy_rows: Callable[[Tensor, Tensor], None] | None = None
+    starts: Tensor | None = None
 
 
 class CausalModel(Protocol):

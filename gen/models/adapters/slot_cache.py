@@ -11,6 +11,8 @@ is said slot by slot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,9 +42,11 @@ class SlotLayer(CacheLayerMixin):
         self._allocate(key_states.transpose(1, 2), value_states.transpose(1, 2))
 
     def _allocate(self, keys: Tensor, values: Tensor) -> None:
+        rows = len(keys) if self.owner.rows is None else self.owner.num_rows or len(keys)
+
         def make(x):
             slots = self.owner.slots + self.owner._branch_slots
-            return x.new_zeros(len(x), slots, *x.shape[2:])
+            return x.new_zeros(rows, slots, *x.shape[2:])
 
         self.keys, self.values, self.is_initialized = make(keys), make(values), True
 
@@ -68,7 +72,12 @@ class SlotLayer(CacheLayerMixin):
                 owner.positions.to(here),
             )
             self.keys[at], self.values[at] = keys, values
-        picked = slice(None) if some is None else some
+        return self.read()
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return all slots in use, of the owner's rows."""
+        owner = self.owner
+        picked = slice(None) if owner.rows is None else owner.rows.to(self.keys.device)
         return self.keys[picked, : owner.used], self.values[picked, : owner.used]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -110,6 +119,7 @@ class SlotCache(Cache, ModelCache):
         self.tables: Any = (
             None  # what a forward made of the slots once (``gen.models.adapters.fast_llama``)
         )
+        self._notes: dict[str, int] = {}  # numbers of the layers that hold notes
 
     def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Mask:
         """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1,
@@ -199,7 +209,7 @@ class SlotCache(Cache, ModelCache):
         # what does not count is copied onto itself
         target = torch.where(step < count[:, None], self._root[:, None] + 1 + step, source)
         row = torch.arange(len(nodes), device=nodes.device)[:, None]
-        for layer in self.layers:
+        for layer in self._in_use:
             where = layer.keys.device
             at, to, rows = source.to(where), target.to(where), row.to(where)
             layer.keys[rows, to] = layer.keys[rows, at]
@@ -209,8 +219,8 @@ class SlotCache(Cache, ModelCache):
 
     def _grow(self, slots: int) -> None:
         """Make room for branch slots in the buffers."""
-        for layer in self.layers:
-            if layer.is_initialized and layer.keys.shape[1] < slots:
+        for layer in self._in_use:
+            if layer.keys.shape[1] < slots:
                 more = slots - layer.keys.shape[1]
                 layer.keys, layer.values = (
                     torch.cat([x, x.new_zeros(len(x), more, *x.shape[2:])], 1)
@@ -221,13 +231,22 @@ class SlotCache(Cache, ModelCache):
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        layers = [layer for layer in self.layers if layer.is_initialized]
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._in_use)
+
+    @property
+    def _in_use(self) -> list[Any]:
+        """Layers that a call has written to: networks may leave some out."""
+        return [layer for layer in self.layers if layer.is_initialized]
 
     @property
     def is_empty(self) -> bool:
         """True before the first call."""
-        return not self.layers[0].is_initialized
+        return not self._in_use
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; 0 before the first call."""
+        return next((len(layer.keys) for layer in self._in_use), 0)
 
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
@@ -255,6 +274,40 @@ class SlotCache(Cache, ModelCache):
         """Write keys and values [B, L, H, D] of a layer; see ``SlotLayer.write``."""
         return self.layers[layer].write(keys, values)
 
+    @contextmanager
+    def only(self, columns: Tensor) -> Iterator[None]:
+        """Let layers that run inside write the slots of some tokens of the call alone.
+
+        Args:
+            columns: these tokens, long [B, N], any of them repeatedly.
+        """
+        before = self.positions, self.span
+        self.positions, self.span = self.positions.gather(1, columns), None
+        try:
+            yield
+        finally:
+            self.positions, self.span = before
+
+    def note(self, name: str, values: Tensor) -> Tensor:
+        """Write values of the call's tokens under a name, which follow their rows as keys do.
+
+        Args:
+            name: what they are called.
+            values: [B, L, C].
+
+        Returns:
+            The values of all slots in use, [B, S, C].
+        """
+        if name not in self._notes:
+            self._notes[name] = len(self.layers)
+            self.layers.append(SlotLayer(self))
+        nothing = values[:, :, None, :0]
+        return self.write(self._notes[name], values[:, :, None], nothing)[0][:, :, 0]
+
+    def noted(self, name: str) -> Tensor:
+        """Return the values of all slots in use under a name: [B, S, C]."""
+        return self.layers[self._notes[name]].read()[0][:, :, 0]
+
     def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the keys and values [B, S, H, D] of all layers, to be written in place."""
         return [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
@@ -263,7 +316,7 @@ class SlotCache(Cache, ModelCache):
         """Copy some rows (long [n], which may repeat) to a cache of their own."""
         other = SlotCache(len(self.layers), self.slots)
         other.used, other._reach, other.whole = self.used, self._reach, self.whole
-        other.block_masks = self.block_masks
+        other.block_masks, other._notes = self.block_masks, dict(self._notes)
         for mine, layer in zip(self.layers, other.layers, strict=True):
             if mine.is_initialized:
                 here = rows.to(mine.keys.device)
@@ -273,14 +326,13 @@ class SlotCache(Cache, ModelCache):
 
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         """Write what some rows (long [n]) hold over what others (long [n]) do."""
-        for layer in self.layers:
+        for layer in self._in_use:
             here = layer.keys.device
             to, at = target.to(here), source.to(here)
             layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                here = rows.to(layer.keys.device)
-                layer.keys, layer.values = layer.keys[here], layer.values[here]
+        for layer in self._in_use:
+            here = rows.to(layer.keys.device)
+            layer.keys, layer.values = layer.keys[here], layer.values[here]

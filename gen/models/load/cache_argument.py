@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+NAMES = "cache", "past_key_values"
 # names by class, a plain table: a compiled pass reads what the first, eager one wrote
 _NAMES: dict[type[nn.Module], str] = {}
 
@@ -19,6 +20,11 @@ def with_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
     return {_NAMES[cls]: cache}
 
 
+def cache_in(arguments: dict[str, Any]) -> Any:
+    """Take the KV cache out of the keyword arguments that a network passes to its layers."""
+    return next(arguments.pop(name) for name in NAMES if name in arguments)
+
+
 def _cache_name(cls: type[nn.Module]) -> str:
     """Return the name in the forward of a class, or of the first base class that has one.
 
@@ -26,7 +32,7 @@ def _cache_name(cls: type[nn.Module]) -> str:
     """
     for base in cls.__mro__:
         named = inspect.signature(vars(base).get("forward", len)).parameters
-        found = next((name for name in ("cache", "past_key_values") if name in named), None)
+        found = next((name for name in NAMES if name in named), None)
         if found is not None:
             return found
     return "past_key_values"

@@ -335,6 +335,7 @@ class CausalTarget(Target):
             keep: logits of so many last tokens are needed; 0 means of all.
             parents: long [B, L - 1]; None means a chain.
         """
+        self.cache.starts = self._shift
         with self._routed():
             if parents is not None:
                 if not isinstance(self.model, TreeModel):
@@ -449,6 +450,7 @@ class CausalTarget(Target):
 
     def _prompt_states(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> PromptStates | None:
         """Run the model over prompts of rows [n] of all branches; see ``_prefill``."""
+        self.cache.starts = self._shift[rows]
         if not self.hidden_layers:
             more = {"keep": 1} if self.model.keeps else {}
             self.model.forward(tokens, slots, self.cache, **more)

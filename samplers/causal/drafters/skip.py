@@ -6,10 +6,8 @@
 B begins at 0, where the drafter is ``layer_skip``. Skipped layers have no attention, and need no
 keys and values.
 
-The idea of a cheap map in the place of a layer is that of LoRA-Drop, where skipped layers repeat
-what they gave for an earlier token, plus a low-rank map; and of the repairs of FiRST (arXiv
-2410.12513), whose router decides for each prompt which layers are left out. Both decode with what
-is left. Here the plan is the same for all tokens and prompts, and what is left only drafts.
+The plan is the same for all tokens and prompts. The drafter ``lora_drop`` runs all layers at every
+n-th token, and ``router`` decides for each prompt which layers are left out.
 
 Guarantee: that of the verifier, whatever the maps. ``gen.recipes.drafters`` trains them.
 """
