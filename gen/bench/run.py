@@ -64,6 +64,10 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
+    if args.overhead and (args.estimate or args.oracle or args.protocol != "usual"):
+        raise GenError(
+            "--overhead is given; expected it without --estimate, --oracle and --protocol"
+        )
     if args.measured and not args.estimate:
         raise GenError("--measured is given without --estimate; expected --estimate here")
     if (args.inflate or args.estimate) and (
@@ -128,7 +132,15 @@ def measured(
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
     try:
         runs = interleaved(
-            pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress
+            pipe,
+            variants,
+            sizes,
+            prompts,
+            args.repeats,
+            args.seed,
+            errors,
+            progress,
+            args.overhead,
         )
     finally:
         progress.close()

@@ -140,6 +140,7 @@ def _attend_among(mask: Mask | None) -> Attend:
 class CausalLM(LanguageModel):
     """Causal language model of transformers: a 4-D attention mask and explicit positions."""
 
+    passes = ("forward", "forward_tree", "forward_superposed", "forward_with_hidden_states")
     keeps = True
     superposes = True
 
@@ -291,6 +292,7 @@ class MaskedLM(LanguageModel):
     position i, or about i + 1 if its config says ``shifted``. An architecture whose condition has a
     fixed length takes no padding."""
 
+    passes = ("forward", "forward_with_states", "part")
     _tables = None  # of the lean forward
 
     @property
@@ -474,6 +476,8 @@ class MaskedLatentLM(_Latent):
     Words [B, P] and a canvas of latents [B, T, C] with NaN at masked positions become conditioning
     vectors [B, T, D].
     """
+
+    passes = ("forward", "part")
 
     @property
     def counts_known(self) -> bool:
