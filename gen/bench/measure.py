@@ -32,8 +32,8 @@ def interleaved(
 ) -> list[dict[str, Any]]:
     """Measure every variant once per repeat and batch size; each repeat begins with another one.
 
-    ``overhead``: forward passes are timed. Variants in ``errors`` are left out. Variants that run out of memory are added to it, and those
-    that refuse and were not requested by name.
+    Variants in ``errors`` are left out. Variants that run out of memory are added to it, and those
+    that refuse and were not requested by name. ``overhead``: forward passes are timed.
 
     Raises:
         GenError: no variant is left.

@@ -1,5 +1,5 @@
-"""The share of the time outside of forward passes: parts add up, and time that is spent on purpose is
-found where it was spent."""
+"""The share of the time outside of forward passes: parts add up, and time that is spent on purpose
+is found where it was spent."""
 
 from __future__ import annotations
 
