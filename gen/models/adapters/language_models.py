@@ -41,6 +41,10 @@ class LanguageModel(ModelAdapter):
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
 
     @property
+    def dtype(self) -> torch.dtype:
+        return super().dtype if self._lean is None else self._lean.embedding.dtype
+
+    @property
     def has_fast_forward(self) -> bool:
         """True where forward passes go through ``gen.models.adapters.fast_llama``."""
         return self._lean is not None

@@ -235,15 +235,15 @@ class CausalTarget(Target):
         width, grid, fresh = tokens.shape[1], positions, self._fresh
         prefix = prompt_states = None
         if self.branches > 1:
-            repeats = [1] * (tokens.ndim - 1)
-            tokens = tokens.repeat(self.branches, *repeats)
-            positions = positions.repeat(self.branches, 1)
-        tokens, slots = self._inputs(tokens), positions + self._shift
+            tokens = torch.cat([tokens] * self.branches)
+        # the positions of each branch, shifted
+        slots = (positions + self._shift.view(self.branches, -1, 1)).flatten(0, 1)
+        tokens = self._inputs(tokens)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
         if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):
             first = self.first
-            start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
+            start = (slots == self._shift).view(*slots.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
         if self._has_fresh:
             computed, alike = self._to_prefill()

@@ -90,13 +90,9 @@ class IdChain:
 
     def verify(self, step, drafts, drafted, logprobs):
         b, length = drafts.shape
-        logq = torch.zeros(
-            b, length, logprobs.shape[-1], dtype=logprobs.dtype, device=logprobs.device
-        )
-        if self.distributions:
-            logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(
-                logprobs.dtype
-            )
+        none = logprobs.new_zeros(b, logprobs.shape[-1])
+        distributions = self.distributions + [none] * (length - len(self.distributions))
+        logq = torch.stack(distributions, 1).to(logprobs.dtype)
         legal = legal_at(self.legal, step.positions[:, :length])
         return self.verifier.verify(
             step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, logprobs
@@ -140,9 +136,10 @@ class ModelDrafter(Drafter):
             self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
             return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
-        drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
-        drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
-        failed = torch.zeros_like(drafted)
+        none = tokens.new_zeros(len(tokens), *tokens.shape[2:])
+        drafts: list[Tensor] = []
+        drafted: list[Tensor] = []
+        failed: list[Tensor] = []
         self.chain.begin(step, length)
         self.policy.begin()
         given, at = unseen(step, tokens, self.known)
@@ -157,9 +154,9 @@ class ModelDrafter(Drafter):
             if output.hidden_states is not None:
                 self.policy.read(output.hidden_states)
             drawn, mass = self.chain.draw(step, column, logprobs, active)
-            drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
-            drafted[:, column] = active
-            failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
+            drafts.append(_where(active, drawn.to(none.dtype), none))
+            drafted.append(active)
+            failed.append(failed_draws(drawn[:, None], logprobs[:, None])[:, 0])
             if column + 1 == most:
                 break
             active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
@@ -167,9 +164,11 @@ class ModelDrafter(Drafter):
                 active = active & ~stop
                 if not bool(active.any()):
                     break
-            given = _where(active, drafts[:, column], given[:, -1])[:, None]
+            given = _where(active, drafts[-1], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        self.draft_tokens = Draft(drafts, drafted, failed=failed)
+        exists = _stacked(drafted, torch.zeros_like(asked[:, 0]), length)
+        failed_drafts = exists & _stacked(failed, torch.zeros_like(asked[:, 0]), length)
+        self.draft_tokens = Draft(_stacked(drafts, none, length), exists, failed=failed_drafts)
         return self.draft_tokens
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
@@ -206,6 +205,11 @@ def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor,
     at = to_device(np.maximum(step.starts[:, None] - back, known[:, None] + 1), tokens.device)
     row = torch.arange(len(tokens), device=tokens.device)[:, None]
     return tokens[row, (at - 1).clamp_min(0)], at
+
+
+def _stacked(columns: list[Tensor], rest: Tensor, length: int) -> Tensor:
+    """Join columns [b(, C)] and as many of ``rest`` as lack of a length, [b, length(, C)]."""
+    return torch.stack(columns + [rest] * (length - len(columns)), 1)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
