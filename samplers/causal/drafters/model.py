@@ -50,13 +50,10 @@ class Chain(Protocol):
     def begin(self, step: CausalStep, drafts: int) -> None:
         """Begin a step with room for so many drafts, columns 0 .. drafts - 1."""
 
-    def draw(
-        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
         """Drafts [b(, C)] of one column from the draft's distribution there (log-probabilities [b,
-        V]; conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
-        another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
-        Columns come in order."""
+        V]; conditioning vectors [b, H, D]). Rows that are not ``active`` (bool [b]) may get
+        anything. Columns come in order."""
         ...
 
     def verify(
@@ -85,8 +82,7 @@ class IdChain:
 
     def draw(self, step, column, logprobs, active):
         self.distributions.append(logprobs)
-        ids = step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
-        return ids, logprobs.gather(1, ids[:, None])[:, 0].exp()
+        return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def verify(self, step, drafts, drafted, logprobs):
         b, length = drafts.shape
@@ -147,21 +143,25 @@ class ModelDrafter(Drafter):
             to_device(np.arange(length) < wanted[:, None], tokens.device),
             int(wanted.max()),
         )
-        active = asked[:, 0]
+        active, together = asked[:, 0], int(wanted.min())  # columns that all rows draft
         for column in range(most):
             output = self.draft.predict(given, at)
             logprobs = output.logprobs[:, -1]
             if output.hidden_states is not None:
                 self.policy.read(output.hidden_states)
-            drawn, mass = self.chain.draw(step, column, logprobs, active)
-            drafts.append(_where(active, drawn.to(none.dtype), none))
+            drawn = self.chain.draw(step, column, logprobs, active).to(none.dtype)
+            drafts.append(drawn if column < together else _where(active, drawn, none))
             drafted.append(active)
             failed.append(failed_draws(drawn[:, None], logprobs[:, None])[:, 0])
             if column + 1 == most:
                 break
-            active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
+            stop = self._stop(drawn, logprobs)
+            if stop is None and column + 1 < together:
+                given, at = drawn[:, None], step.positions[:, column + 1 : column + 2]
+                continue
+            active = active & asked[:, column + 1]
             if stop is not None:
-                active = active & ~stop
+                active, together = active & ~stop, 0
                 if not bool(active.any()):
                     break
             given = _where(active, drafts[-1], given[:, -1])[:, None]
@@ -170,6 +170,18 @@ class ModelDrafter(Drafter):
         failed_drafts = exists & _stacked(failed, torch.zeros_like(asked[:, 0]), length)
         self.draft_tokens = Draft(_stacked(drafts, none, length), exists, failed=failed_drafts)
         return self.draft_tokens
+
+    def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
+        """Ask the length policy which rows draft no more, bool [b]; None where nothing stops them.
+
+        Args:
+            drawn: newest drafts [b(, C)].
+            logprobs: what they were drawn from.
+        """
+        if type(self.policy).stop is LengthPolicy.stop:  # spares it a probability
+            return None
+        mass = logprobs.gather(1, drawn[:, None])[:, 0].exp()
+        return self.policy.stop(mass, logprobs)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
