@@ -16,7 +16,7 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
-from gen.models.adapters.masks import Mask, blocks_among, hide
+from gen.models.adapters.masks import CAUSAL, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
@@ -39,6 +39,8 @@ class LanguageModel(ModelAdapter):
         self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
+        # whether the module makes no mask where it is given none and attention is plainly causal
+        self._knows_causal = attention_implementation(self.config) == "sdpa"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,7 +122,7 @@ class LanguageModel(ModelAdapter):
         return self.model(
             **inputs,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
             use_cache=True,
             **with_cache(self.model, cache),
             **more,
@@ -171,12 +173,9 @@ class CausalLM(LanguageModel):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        mask = (
-            cache.at(positions, self.dtype)
-            if self._lean is None or cache.whole
-            else cache.needed(positions, self.dtype)
-        )
-        return self._logits(tokens, positions, mask, cache, keep)
+        needs_mask = cache.whole or not (self._lean is not None or self._knows_causal)
+        announce = cache.at if needs_mask else cache.needed
+        return self._logits(tokens, positions, announce(positions, self.dtype), cache, keep)
 
     @torch.no_grad()
     def forward_tree(

@@ -180,8 +180,9 @@ class ModelDrafter(Drafter):
         """
         if type(self.policy).stop is LengthPolicy.stop:  # spares it a probability
             return None
-        mass = logprobs.gather(1, drawn[:, None])[:, 0].exp()
-        return self.policy.stop(mass, logprobs)
+        if drawn.ndim > 1:  # latents have no probability
+            return self.policy.stop(torch.ones_like(drawn[:, 0]), logprobs)
+        return self.policy.stop(logprobs.gather(1, drawn[:, None])[:, 0].exp(), logprobs)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
