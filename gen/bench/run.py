@@ -64,19 +64,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
-    if args.overhead and (args.estimate or args.oracle or args.protocol != "usual"):
-        raise GenError(
-            "--overhead is given; expected it without --estimate, --oracle and --protocol"
-        )
-    if args.measured and not args.estimate:
-        raise GenError("--measured is given without --estimate; expected --estimate here")
-    if (args.inflate or args.estimate) and (
-        args.protocol != "usual" or args.oracle or args.modality == ALL
-    ):
-        raise GenError(
-            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
-            " --oracle"
-        )
+    _require_flags_fit(args)
     if args.estimate:
         return bench_estimate(args, load or pipeline.load)
     if args.protocol == "speed":
@@ -105,6 +93,22 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         }
     tell(args, found)
     return 0
+
+
+def _require_flags_fit(args: argparse.Namespace) -> None:
+    """Refuse flags that say nothing together. Raises ``GenError``."""
+    is_usual = args.protocol == "usual" and not args.oracle
+    if args.overhead and (args.estimate or not is_usual):
+        raise GenError(
+            "--overhead is given; expected it without --estimate, --oracle and --protocol"
+        )
+    if args.measured and not args.estimate:
+        raise GenError("--measured is given without --estimate; expected --estimate here")
+    if (args.inflate or args.estimate) and (not is_usual or args.modality == ALL):
+        raise GenError(
+            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
+            " --oracle"
+        )
 
 
 def enlarged(args: argparse.Namespace, load: Callable[..., Any], size: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class CounterRNG:
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
     ) -> np.ndarray:
         """Make the bits of one row on a CPU: Python's integers take less time than small arrays."""
-        h = int(self._keyed[purpose][rows.item()])
+        h = int(self._keyed[purpose][int(rows.item())])
         if round is not None:
             h = _mix_int(h + (int(round.item()) + 1) * _GOLDEN)
         if positions.numel() == 1:

@@ -138,10 +138,8 @@ class PathChain:
             out[left] = self.own(step, row[left], column[left], logprobs)
         return out
 
-    def draw(
-        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Chain``; a latent says nothing of how sure the draft is."""
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
+        """See ``Chain``."""
         raise NotImplementedError
 
     def log_ratio(self, step: CausalStep, logprobs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``window: auto`` in a job: measured once, kept in the folder, and the same for whoever goes on."""
+"""``window: auto`` in a job: measured once, kept in the folder, and the same for all that go on."""
 
 from __future__ import annotations
 
