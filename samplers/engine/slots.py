@@ -255,6 +255,6 @@ class BatchSlots:
 
     def _select(self, rows: RowSelection) -> None:
         for target in self.targets:
-            target.keep(rows.index_on(target.device))  # a mask would have to be waited for
+            target.keep(rows.mask_on(target.device))
         for store in self.stores:
             store.select(rows)
