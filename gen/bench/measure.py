@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gen.bench.overhead import PassClock
 from gen.bench.table import added
 from gen.bench.variants import Variant
 from gen.config.layers import read_yaml
@@ -27,11 +28,12 @@ def interleaved(
     seed: int,
     errors: dict[tuple[str, int], str],
     progress: Any,
+    overhead: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure every variant once per repeat and batch size; each repeat begins with another one.
 
     Variants in ``errors`` are left out. Variants that run out of memory are added to it, and those
-    that refuse and were not requested by name.
+    that refuse and were not requested by name. ``overhead``: forward passes are timed.
 
     Raises:
         GenError: no variant is left.
@@ -47,7 +49,8 @@ def interleaved(
                 part = items[:size] if repeat < 0 else items
                 try:
                     if key not in errors:
-                        run = measure(pipe, part, variant, size, progress.step, check=repeat >= 0)
+                        more = {"check": repeat >= 0, "overhead": overhead}
+                        run = measure(pipe, part, variant, size, progress.step, **more)
                         runs += (
                             [
                                 {
@@ -96,15 +99,29 @@ def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
 
 
 def measure(
-    pipe: Any, items: list[Any], variant: Variant, size: int, callback: Any, *, check: bool
+    pipe: Any,
+    items: list[Any],
+    variant: Variant,
+    size: int,
+    callback: Any,
+    *,
+    check: bool,
+    overhead: bool = False,
 ) -> dict[str, Any]:
     """Decode the items once in microbatches: cost per item, and the number of outputs that match
-    their prompts; None where no checker exists."""
-    make = variant.make or (
-        lambda batch: pipe.generate(
-            batch, variant.spec, variant.sampling, trace=False, callback=callback
-        )
-    )
+    their prompts; None where no checker exists.
+
+    With ``overhead`` also the parts of the time (``gen.bench.overhead``), without the callback.
+    """
+    clock = PassClock() if overhead and variant.make is None else None
+
+    def generate(batch: list[Any]) -> Any:
+        if clock is not None:
+            return clock.run(pipe, variant, batch)
+        spec, sampling = variant.spec, variant.sampling
+        return pipe.generate(batch, spec, sampling, trace=False, callback=callback)
+
+    make = variant.make or generate
     seconds, busy, stats, pairs = 0.0, 0.0, [], []
     memory = _memory(pipe.device)
     for first in range(0, len(items), size):
@@ -134,6 +151,7 @@ def measure(
         "passed": None if verdicts is None else sum(v.passed for v in verdicts),
         "valid": None if verdicts is None else sum(v.valid for v in verdicts),
         "unchecked": unchecked,
+        **({} if clock is None else clock.per_item(len(items))),
     }
 
 

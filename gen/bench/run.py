@@ -67,15 +67,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
-    if args.measured and not args.estimate:
-        raise GenError("--measured is given without --estimate; expected --estimate here")
-    if (args.inflate or args.estimate) and (
-        args.protocol != "usual" or args.oracle or args.modality == ALL
-    ):
-        raise GenError(
-            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
-            " --oracle"
-        )
+    _require_flags_fit(args)
     if args.estimate:
         return bench_estimate(args, load or pipeline.load)
     if args.protocol == "speed":
@@ -106,6 +98,22 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     return 0
 
 
+def _require_flags_fit(args: argparse.Namespace) -> None:
+    """Refuse flags that say nothing together. Raises ``GenError``."""
+    is_usual = args.protocol == "usual" and not args.oracle
+    if args.overhead and (args.estimate or not is_usual):
+        raise GenError(
+            "--overhead is given; expected it without --estimate, --oracle and --protocol"
+        )
+    if args.measured and not args.estimate:
+        raise GenError("--measured is given without --estimate; expected --estimate here")
+    if (args.inflate or args.estimate) and (not is_usual or args.modality == ALL):
+        raise GenError(
+            "--inflate or --estimate is given; expected one modality, and neither --protocol nor"
+            " --oracle"
+        )
+
+
 def enlarged(args: argparse.Namespace, load: Callable[..., Any], size: int) -> dict[str, Any]:
     """Measure inflated models of one modality and return the report."""
     pipe = load(args.modality, **model_options(args))
@@ -131,7 +139,15 @@ def measured(
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
     try:
         runs = interleaved(
-            pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress
+            pipe,
+            variants,
+            sizes,
+            prompts,
+            args.repeats,
+            args.seed,
+            errors,
+            progress,
+            args.overhead,
         )
     finally:
         progress.close()

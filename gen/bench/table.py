@@ -27,6 +27,9 @@ HEADS = [
     "prompt accuracy (95 %)",
     "samples",
 ]
+OUTSIDE = "outside of passes (min-max)"  # with --overhead
+# parts of the time with --overhead
+PARTS = ("decoding_seconds", "pass_seconds", "draft_seconds", "outside_seconds")
 NOTHING = "-"
 BRIEF = 50  # letters of a reason that has room in the table
 
@@ -95,9 +98,20 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     seconds, media = [r["seconds"] for r in group], sum(r["items"] for r in group)
     row: dict[str, Any] = {
         key: median(r[key] for r in group)
-        for key in ("nfe", "tokens_computed", "positions_computed", "seconds", "cpu_seconds")
+        for key in (
+            "nfe",
+            "tokens_computed",
+            "positions_computed",
+            "seconds",
+            "cpu_seconds",
+            *PARTS,
+            "outside_share",
+        )
         if key in group[0]
     }
+    if "outside_share" in group[0]:
+        shares = [r["outside_share"] for r in group]
+        row.update(outside_least=min(shares), outside_most=max(shares))
     row.update(
         seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media
     )
@@ -127,7 +141,8 @@ def added(histograms: Any) -> list[int]:
 def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
     """Format the table, and under it the sampling parameters that its rows share, rows with other
     ones, and long reasons."""
-    rows = [HEADS]
+    timed = any("outside_share" in r for r in table)
+    rows = [HEADS + ([OUTSIDE] if timed else [])]
     for r in table:
         start = [r["sampler"], str(r["batch_size"])]
         if r["error"]:
@@ -135,7 +150,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
                 [
                     *start,
                     r["error"] if len(r["error"]) <= BRIEF else "refused",
-                    *[NOTHING] * (len(HEADS) - 3),
+                    *[NOTHING] * (len(rows[0]) - 3),
                 ]
             )
             continue
@@ -157,6 +172,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
                 memory,
                 fidelity(r),
                 str(r["media"]),
+                *([outside(r)] if timed else []),
             ]
         )
     why = dict.fromkeys(
@@ -181,6 +197,13 @@ def calls(row: dict[str, Any]) -> str:
     return f"{row['nfe']:.1f}" + (
         f" + {row['draft_nfe']:.1f} draft" if row["draft_nfe"] is not None else ""
     )
+
+
+def outside(row: dict[str, Any]) -> str:
+    """Format the share of the decoding time outside of forward passes."""
+    if "outside_share" not in row:
+        return NOTHING
+    return f"{row['outside_share']:.1%} ({row['outside_least']:.1%}-{row['outside_most']:.1%})"
 
 
 def fidelity(row: dict[str, Any]) -> str:

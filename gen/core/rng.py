@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_MASK53 = (1 << 53) - 1
+_MASK53, _MASK64 = (1 << 53) - 1, (1 << 64) - 1
 KEPT = 1 << 19  # bytes of noise kept per purpose
 BLOCK = 16  # additional positions that noise is made for at a time
 # Numbers made at a time, keyed by "on a CPU".
@@ -94,8 +95,9 @@ class CounterRNG:
             [k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device
         )
         self._rows = len(keys)
+        self._keyed: dict[str, Bits] = {}  # keys of all rows, mixed with a purpose
         # (purpose, V) -> first position, and float64 [rows of the batch, positions, V]
-        self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}
+        self._kept: dict[tuple[str, int], tuple[int, np.ndarray]] = {}
 
     def put(self, items: Sequence[int], keys: Sequence[int]) -> None:
         """Give items that nothing was drawn for other keys.
@@ -107,12 +109,28 @@ class CounterRNG:
         fresh = CounterRNG(keys, self.keys.device).keys
         self.keys[torch.tensor(items, dtype=torch.long, device=self.keys.device)] = fresh
         self._kept.clear()
+        self._keyed.clear()
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
-        h = _mix(_plain(self.keys)[_plain(rows)] ^ _constant(purpose))
+        if purpose not in self._keyed:
+            self._keyed[purpose] = _mix(_plain(self.keys) ^ _constant(purpose))
+        if len(rows) == 1 and positions.is_cpu:
+            return self._bits_of_row(rows, positions, purpose, round)
+        h = self._keyed[purpose][_plain(rows)]
         if round is not None:
             h = _mix(h + (_plain(round) + 1) * _GOLDEN)
         return _mix(h[:, None] + (_plain(positions) + 1) * _ODD)
+
+    def _bits_of_row(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
+    ) -> np.ndarray:
+        """Make the bits of one row on a CPU: Python's integers take less time than small arrays."""
+        h = int(self._keyed[purpose][int(rows.item())])
+        if round is not None:
+            h = _mix_int(h + (int(round.item()) + 1) * _GOLDEN)
+        if positions.numel() == 1:
+            return np.array([[_signed(_mix_int(h + (int(positions.item()) + 1) * _ODD))]])
+        return _mix_unsigned((positions.numpy() + 1) * _ODD + _signed(h & _MASK64))
 
     def of_branches(self, items: np.ndarray, branches: np.ndarray) -> CounterRNG:
         """Key the rows of a batch by (item, branch).
@@ -137,17 +155,20 @@ class CounterRNG:
         )
 
     def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
-        return self.uniform(rows, positions, purpose, round) < p
+        u = _unit(_mix(self._bits(rows, positions, purpose, round)))
+        if isinstance(u, np.ndarray):
+            return torch.from_numpy(u < p.numpy())
+        return u < p
 
     def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
         """Draw by the Gumbel-max rule: argmax of log p + G, with one G per (position, token)."""
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
-                return _argmax(noise + logp)
+                return _likeliest(noise, logp)
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
         # Noise takes most of the time; on a CPU, reading ``active`` needs no synchronisation.
-        if positions.is_cpu and not active.all():
+        if positions.is_cpu and not active.numpy().all():
             row, column = active.nonzero(as_tuple=True)
             out = torch.zeros_like(positions)
             out[row, column] = _drawn(
@@ -166,7 +187,7 @@ class CounterRNG:
             ]
         )
 
-    def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
+    def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
 
         Noise is made from the lowest position on and for ``BLOCK`` positions more than needed,
@@ -193,14 +214,14 @@ class CounterRNG:
             begin = low
             self._kept[purpose, size] = begin, kept
         if together and self._rows == 1:
-            return kept.narrow(1, low - begin, high - low + 1)
-        return kept[rows[:, None], positions - begin]
+            return kept[:, low - begin : high - begin + 1]
+        return kept[rows.numpy()[:, None], positions.numpy() - begin]
 
     def _moved(
-        self, begin: int, kept: Tensor | None, low: int, length: int, purpose: str, size: int
-    ) -> Tensor:
+        self, begin: int, kept: np.ndarray | None, low: int, length: int, purpose: str, size: int
+    ) -> np.ndarray:
         """Make the noise of positions low .. low + length - 1, copying what ``kept`` has of it."""
-        new = torch.empty(self._rows, length, size, dtype=torch.float64)
+        new = np.empty((self._rows, length, size))
         there = range(0)
         if kept is not None:
             there = range(max(begin, low), min(begin + kept.shape[1], low + length))
@@ -214,9 +235,8 @@ class CounterRNG:
         many = max(1, PIECE[True] // (self._rows * size))
         for first in range(0, len(missing), many):
             at = torch.tensor(missing[first : first + many])
-            new[:, at - low] = _gumbel(
-                self._bits(every, at.expand(self._rows, -1), purpose, None), size
-            )
+            noise = _gumbel(self._bits(every, at.expand(self._rows, -1), purpose, None), size)
+            new[:, at.numpy() - low] = noise
         return new
 
 
@@ -251,6 +271,7 @@ _GOLDEN, _ODD = _signed(0x9E3779B97F4A7C15), _signed(0xD1342543DE82EF95)
 _M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
+@cache
 def _constant(purpose: str) -> int:
     return _signed(int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big"))
 
@@ -261,16 +282,40 @@ def _plain(x: Tensor) -> Bits:
     return x.numpy() if x.is_cpu else x
 
 
-def _shift(x: Bits, n: int) -> Bits:
+def _shift(x: Tensor, n: int) -> Tensor:
     """Shift right logically: int64 has only the arithmetic shift."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def _mix(x: Bits) -> Bits:
     """Apply the finaliser of SplitMix64 (Steele, Lea & Flood 2014), on wrapping int64."""
+    if isinstance(x, np.ndarray):
+        return _mix_unsigned(x)
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
+
+
+_30, _27, _31, _U1, _U2 = (np.array(n & _MASK64, dtype=np.uint64) for n in (30, 27, 31, _M1, _M2))
+
+
+def _mix_int(x: int) -> int:
+    """Apply ``_mix`` to one number, which may be any integer; the result is not negative."""
+    x &= _MASK64
+    x = (x ^ x >> 30) * _M1 & _MASK64
+    x = (x ^ x >> 27) * _M2 & _MASK64
+    return x ^ x >> 31
+
+
+def _mix_unsigned(x: np.ndarray) -> np.ndarray:
+    """Apply ``_mix`` as fewer operations: uint64 has the logical shift."""
+    u = x.view(np.uint64)
+    u = u ^ (u >> _30)
+    u *= _U1
+    u ^= u >> _27
+    u *= _U2
+    u ^= u >> _31
+    return u.view(np.int64)
 
 
 def _unit(bits: Bits) -> Bits:
@@ -284,22 +329,29 @@ def _unit(bits: Bits) -> Bits:
 
 def _units(bits: Bits, size: int) -> Bits:
     """Make ``size`` numbers between 0 and 1 [..., size] from the bits [...] of a decision."""
-    index = (
-        np.arange(1, size + 1)
-        if isinstance(bits, np.ndarray)
-        else torch.arange(1, size + 1, device=bits.device)
-    )
+    if isinstance(bits, np.ndarray):
+        return _unit(_mix_unsigned(bits[..., None] + _steps(size)))
+    index = torch.arange(1, size + 1, device=bits.device)
     return _unit(_mix(bits[..., None] + index * _GOLDEN))
 
 
-def _gumbel(bits: Bits, size: int) -> Tensor:
+@lru_cache(maxsize=8)
+def _steps(size: int) -> np.ndarray:
+    """Return the numbers that a decision's bits are shifted by, int64 [size]."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, size + 1) * _GOLDEN
+    steps.setflags(write=False)
+    return steps
+
+
+def _gumbel(bits: Bits, size: int) -> Bits:
     """Make Gumbel noise float64 [..., V] from the bits [...] of a decision."""
     u = _units(bits, size)
     if isinstance(u, Tensor):
         return u.log_().neg_().log_().neg_()
     for _ in range(2):
         np.negative(np.log(u, out=u), out=u)
-    return torch.from_numpy(u)
+    return u
 
 
 def _drawn(logprobs: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
@@ -308,10 +360,12 @@ def _drawn(logprobs: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor
     many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
     # one part even without any decision, for the dtype of an empty result
     parts = [slice(i, i + many) for i in range(0, max(1, len(bits)), many)]
-    ids = [_argmax(logprobs(part) + _gumbel(bits[part], size)) for part in parts]
+    ids = [_likeliest(_gumbel(bits[part], size), logprobs(part)) for part in parts]
     return ids[0] if len(ids) == 1 else torch.cat(ids)
 
 
-def _argmax(x: Tensor) -> Tensor:
-    """Return the argmax of the last axis."""
-    return torch.from_numpy(x.numpy().argmax(-1)) if x.is_cpu else x.argmax(-1)
+def _likeliest(noise: Bits, logprobs: Tensor) -> Tensor:
+    """Return the argmax [...] of log p + G: noise float64 and log-probabilities [..., V]."""
+    if isinstance(noise, np.ndarray):
+        return torch.from_numpy((noise + logprobs.numpy()).argmax(-1))
+    return (noise + logprobs).argmax(-1)

@@ -25,8 +25,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,7 +150,7 @@ class SamplingParams:
         """Return ``keywords`` as plain data, logits processors by their names."""
         return {k: _plain(v) for k, v in self.keywords().items()}
 
-    @property
+    @cached_property
     def looks_back(self) -> tuple[str, ...]:
         """Names of the parameters in use that read the tokens before a position."""
         several = any(isinstance(w, str) or len(w) > 1 for w in self.bad_words)
@@ -227,7 +229,7 @@ class SamplingParams:
         if uncond is None:
             return z
         u = uncond.to(z.dtype)
-        return u + self.guidance_scale * (z - u)
+        return (z - u).mul_(self.guidance_scale).add_(u)
 
     def _logprobs(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
         """Apply the parts in the order of the module's head."""
@@ -271,6 +273,8 @@ def has_no_distribution(logprobs: Tensor) -> Tensor:
     Args:
         logprobs: log-probabilities as ``SamplingParams`` makes them.
     """
+    if logprobs.is_cpu:  # a few numbers, for which numpy takes less time
+        return torch.from_numpy(np.isnan(logprobs.numpy()[..., 0]))
     return logprobs[..., 0].isnan()
 
 

@@ -30,6 +30,7 @@ from gen.jobs.microbatch import Microbatches
 from gen.jobs.pins import pinned_options
 from gen.jobs.progress.report import Silent
 from gen.jobs.types import Lost, Report, Stopped, Work
+from gen.jobs.windows import is_auto, with_window
 from gen.jobs.writer import Writer
 from gen.pipeline import pipeline
 from gen.pipeline.memory import BatchSizes
@@ -311,6 +312,7 @@ class Worker:
                 work = self._work(item, attempt, pipe.plan([given], 1, item["seed"])[0], entry)
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():
+                works = self._with_window(number, works)
                 Microbatches(self, self.pipe(number), works, due, writer).run()
         with ExitStack() as stack:
             with writing(self.claims.folder):
@@ -319,6 +321,16 @@ class Worker:
                 raise Lost
             if self.tars:
                 commit_shard(self.folder, self.plan, shard, self.lines(shard))
+
+    def _with_window(self, number: int, works: list[Work]) -> list[Work]:
+        """Put the folder's window in place of ``auto``; see ``gen.jobs.windows``."""
+        entry, overrides = works[0].entry, works[0].item.get("overrides") or {}
+        if not is_auto(entry):
+            return works
+        plans = [work.plan for work in works]
+        about = self.folder, entry, number, overrides, self.pipe(number), plans, self.progress
+        entry = with_window(*about)
+        return [replace(work, entry=entry) for work in works]
 
     def pipe(self, number: int) -> Any:
         """Return the pipeline of an entry, loaded on first use."""

@@ -32,6 +32,7 @@ MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
     "index.html",
 )
 TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
+WINDOWS = "windows"
 RUNTIME = (
     "attempt",
     "turn",

@@ -31,6 +31,7 @@ from gen.store.ledger import (
     PLAN,
     SHARDS,
     TRACES,
+    WINDOWS,
     WORK,
     Journal,
     Row,
@@ -222,7 +223,7 @@ def remove_job(folder: Path, plan: dict[str, Any]) -> None:
         for path in folder.iterdir():
             if path.name.partition(".")[0] in stems:
                 path.unlink(missing_ok=True)
-        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery", "eval"):
+        for name in (WORK, SHARDS, TRACES, LOGS, WINDOWS, "preview", "gallery", "eval"):
             with suppress(FileNotFoundError):
                 shutil.rmtree(folder / name)
         for name in (CONFIG, PLAN):

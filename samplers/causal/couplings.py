@@ -95,9 +95,10 @@ class _Verified(Coupling):
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
         # the position without a draft, if the window has one; its noise has not been used before
-        free = torch.where(
-            (accepted == length)[:, None, None], logp[:, length:], next_logprobs[:, length:]
-        )
+        free = logp[:, length:]
+        if next_logprobs is not logp:
+            all_kept = (accepted == length)[:, None, None]
+            free = torch.where(all_kept, free, next_logprobs[:, length:])
         undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         past = torch.arange(length, device=logp.device) > accepted[:, None]
         new = self.redraft(step, proposal, drafted & past, kept, chance, next_logprobs[:, :length])

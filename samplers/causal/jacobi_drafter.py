@@ -145,12 +145,12 @@ class JacobiDrafter(Windowed):
         )
         self.tokens = ids.gather(1, inside)
         if self.trend:
-            self.before = said.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
+            self.before = columns_of(said, inside)
         if compares or self.init.redrafts:
             # one distribution less while the next one is made
             self.logq = None
             del self.proposal, proposal
-            self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
+            self.logq = columns_of(next_logprobs, inside)
             self.kind = torch.full_like(self.tokens, ROW)
         return verdict
 
@@ -172,6 +172,13 @@ class JacobiDrafter(Windowed):
         self.carried = np.maximum(step.widths - num_accepted - 1, 0)
         if self.trend:
             self.num_before = self.carried
+
+
+def columns_of(x: Tensor, columns: Tensor) -> Tensor:
+    """Take columns, long [b, n], of x [b, W, V]: [b, n, V]."""
+    if len(x) == 1:
+        return x.index_select(1, columns[0])
+    return x.gather(1, columns[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _resize(x: Tensor, length: int) -> Tensor:

@@ -460,7 +460,7 @@ class CausalRun(SteppableRun):
         Raises:
             GenError: the logits make no distribution where a token is committed or drafted.
         """
-        if outcome.failed.any():
+        if np.count_nonzero(outcome.failed):
             failed = outcome.failed & (self.column < outcome.num_committed[:, None])
             self._refuse(self.target, failed)
         if outcome.draft_failed is not None and outcome.draft_failed.any():
@@ -503,7 +503,7 @@ class CausalRun(SteppableRun):
 
     def unless_waiting(self, committed: np.ndarray, last: Tensor) -> Tensor:
         """Return the last tokens [b, 1(, C)], of rows that commit nothing the ones before."""
-        if committed.all():
+        if np.count_nonzero(committed) == len(committed):
             return last
         waiting = self.here(committed == 0).view(-1, *[1] * (last.ndim - 1))
         return torch.where(waiting, self.last, last)
@@ -526,7 +526,7 @@ class CausalRun(SteppableRun):
         counts = (computed, output.num_computed_positions, committed, accepted)
         ran = output.ran_network
         goes_on = self.room > 0
-        if not goes_on.all():  # rows that wait are computed for nothing
+        if np.count_nonzero(goes_on) < len(goes_on):  # rows that wait are computed for nothing
             ran = goes_on if ran is None else goes_on & ran.cpu().numpy()
         recorder.add(items, *counts, outcome.num_drafted, ran)
         if self.logprobs is not None:

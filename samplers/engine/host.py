@@ -16,7 +16,9 @@ from torch import Tensor
 
 def may_be_any(mask: Tensor) -> bool:
     """Ask without waiting whether ``mask`` is true somewhere; off the CPU it may be."""
-    return mask.numel() > 0 and (mask.device.type != "cpu" or bool(mask.any()))
+    if not mask.is_cpu:
+        return mask.numel() > 0
+    return bool(mask.numpy().any())
 
 
 def to_device(x: np.ndarray, device: torch.device) -> Tensor:

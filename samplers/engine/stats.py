@@ -207,8 +207,16 @@ def _joined(counts: Sequence[int | None]) -> Any:
 def _column(values: Iterable[Counts], notes: Sequence[_Note]) -> np.ndarray:
     """Join one count of all steps: int64 [sum of b]."""
     arrays = [np.zeros(0, dtype=np.int64)]
+    numbers: list[int] = []  # of the last notes, whose rows have one number
+    rows: list[int] = []
     for value, note in zip(values, notes, strict=True):
-        value = 0 if value is None else value
         here = value.cpu().numpy() if isinstance(value, Tensor) else value
-        arrays.append(np.broadcast_to(np.asarray(here, dtype=np.int64), len(note.items)))
-    return np.concatenate(arrays)
+        if not isinstance(here, np.ndarray) or not here.shape:
+            numbers.append(0 if here is None else int(here))
+            rows.append(len(note.items))
+            continue
+        if numbers:
+            arrays.append(np.repeat(numbers, rows))
+            numbers, rows = [], []
+        arrays.append(here)
+    return np.concatenate([*arrays, np.repeat(numbers, rows)]).astype(np.int64)

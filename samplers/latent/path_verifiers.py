@@ -138,10 +138,8 @@ class PathChain:
             out[left] = self.own(step, row[left], column[left], logprobs)
         return out
 
-    def draw(
-        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Chain``; a latent says nothing of how sure the draft is."""
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
+        """See ``Chain``."""
         raise NotImplementedError
 
     def log_ratio(self, step: CausalStep, logprobs: Tensor) -> Tensor:
@@ -165,7 +163,7 @@ class ExactPaths(PathChain):
         )[:, 0]
         path = walk(self.theirs, logprobs, noise)
         self.drawn.append((path, logprobs))
-        return path[:, -1], path.new_ones(len(path))
+        return path[:, -1]
 
     def log_ratio(self, step, logprobs):
         path, self.conditions = (torch.stack(x, 1) for x in zip(*self.drawn, strict=True))
@@ -215,7 +213,7 @@ class AlignedPaths(PathChain):
         )[:, 0]
         last = align(self.theirs, logprobs, noise)
         self.drawn.append(last)
-        return last.end, last.before.new_ones(len(logprobs))
+        return last.end
 
     def log_ratio(self, step, logprobs):
         self.q = Last(*(torch.stack(x, 1) for x in zip(*self.drawn, strict=True)))

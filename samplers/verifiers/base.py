@@ -30,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,7 @@ from gen.samplers.engine.step_context import StepContext
 from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Tree
 
 ROW, UNIFORM, POINT = 0, 1, 2
+FEW = 256  # drafts whose kinds are looked at one by one on a CPU
 
 
 @dataclass
@@ -65,10 +67,20 @@ class Proposal:
     def log_mass(self) -> Tensor:
         """Compute log q(x) of the drafts, [b, L]."""
         row = self.logq.gather(-1, self.tokens[..., None])[..., 0]
-        uniform = -self.legal.sum(-1).to(row.dtype).log()
-        return torch.where(
-            self.kind == ROW, row, torch.where(self.kind == UNIFORM, uniform, torch.zeros_like(row))
-        )
+        kinds = self.kinds()
+        if kinds == {ROW}:
+            return row
+        other = torch.zeros_like(row)
+        if UNIFORM in kinds:
+            uniform = -self.legal.sum(-1).to(row.dtype).log()
+            other = torch.where(self.kind == UNIFORM, uniform, other)
+        return torch.where(self.kind == ROW, row, other)
+
+    def kinds(self) -> set[int]:
+        """Return the kinds that there may be, which the host knows of a few drafts on a CPU."""
+        if self.kind.is_cpu and 0 < self.kind.numel() <= FEW:
+            return set(self.kind.flatten().tolist())
+        return {ROW, UNIFORM, POINT}
 
     def mass_of(self, ids: Tensor) -> Tensor:
         """Compute q of some tokens [b, L, k] at every draft, [b, L, k]."""
@@ -81,6 +93,8 @@ class Proposal:
     def mass(self) -> Tensor:
         """q of all ids at every draft: [b, L, V], so better of a few drafts (``at``, ``part``)."""
         out, kind = self.logq.exp(), self.kind[..., None]
+        if self.kinds() == {ROW}:
+            return out
         share = torch.where(kind == UNIFORM, 1 / self.legal.sum(-1, keepdim=True).to(out.dtype), 0)
         out.masked_fill_(kind != ROW, 0).add_(self.legal * share)
         drafts = self.tokens[..., None]
@@ -98,11 +112,15 @@ class Proposal:
 
 def rows_at(x: Tensor, column: Tensor) -> Tensor:
     """Take x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
+    if len(x) == 1 and column.is_cpu:
+        return x.narrow(1, int(column), 1)
     return x[torch.arange(len(x), device=x.device), column][:, None]
 
 
 def num_accepted(kept: Tensor) -> Tensor:
     """Count the columns that are true before the first false one: bool [b, L] -> long [b]."""
+    if kept.is_cpu:
+        return torch.from_numpy(np.logical_and.accumulate(kept.numpy(), 1).sum(1))
     return kept.long().cumprod(1).sum(1)
 
 

@@ -3,12 +3,14 @@ waits of a round do not grow unnoticed."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from host_waits import ACCELERATOR, HostWaits
 
 import gen
 from gen.__main__ import main
@@ -21,11 +23,13 @@ from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.models.load.inflate import Shape, enlarged_config, inflate
 from gen.models.load.locate import read_config
+from gen.pipeline.request import GenerationRequest
 
 COUNTS = Path(__file__).parent / "counts.json"
 SAMPLERS = {
     "autoregressive": {"name": "autoregressive"},
     "speculative_jacobi": {"name": "speculative_jacobi", "window": 16},
+    "sjd": {"name": "sjd"},
     "scd_mc": {"name": "scd_mc"},
     "speculative": {"name": "speculative"},
     "typical": {"name": "typical"},
@@ -165,16 +169,35 @@ def test_a_measured_machine_is_written_and_read(tmp_path, monkeypatch, capsys):
     assert find_device(str(tmp_path / "here.json")) == made
 
 
-def counts(recording) -> dict[str, float]:
-    """Kernels, bytes and waits per round, outside of the networks, and those of the passes."""
+def counts(recording, name: str) -> dict[str, float]:
+    """Kernels and bytes of the loop on a CPU, outside of the networks, its forward passes, and how
+    often it waits for an accelerator."""
     loop, rounds = recording.loop, recording.rounds
     return {
         "passes": sum(recording.passes.values()),
         "rounds": rounds,
         "kernels": sum(loop.values()),
         "bytes": sum(k.bytes * n for k, n in loop.items()),
-        "waits": sum(recording.waits.values()),
+        "waits": sum(map(len, waits_by_round(SAMPLERS[name]))),
     }
+
+
+def waits_by_round(spec) -> list[list[str]]:
+    """What the loop waits for from one forward pass of the model to the next, where tensors say
+    that they lie on an accelerator (``host_waits``)."""
+    pipe = gen.load("action", device="cpu")
+    items = pipe.plan(pipe.modality.example_prompts(2, 0), 1, 0)
+    usual, sampling = pipe.defaults.complete(spec["name"], {})
+    sampler, params = pipe.resolve({**usual, **spec}, sampling)
+    prepared = pipe.prepare(GenerationRequest(items, {**usual, **spec}, sampler, params))
+    target, meter, marks = prepared.target, HostWaits(), []
+    predict = target.predict
+    target.predict = lambda *args: (marks.append(len(meter.waits)), predict(*args))[1]
+    for one in (target, *prepared.drafts):
+        one.device = ACCELERATOR
+    with meter:
+        sampler(target, CounterRNG([pipe.draw_key(item) for item in items]), draft=prepared.draft)
+    return [meter.waits[a:b] for a, b in itertools.pairwise([*marks, len(meter.waits)])]
 
 
 def grown(now: dict, then: dict) -> list[str]:
@@ -191,7 +214,7 @@ def grown(now: dict, then: dict) -> list[str]:
 def test_no_sampler_does_more_per_round_than_before(recordings):
     """Regression guard without a clock. ``counts.json`` is written anew on purpose only: delete it
     and run this test."""
-    now = {name: counts(one) for name, one in recordings.items()}
+    now = {name: counts(one, name) for name, one in recordings.items()}
     if not COUNTS.exists():
         COUNTS.write_text(json.dumps(now, indent=1) + "\n")
         pytest.fail("counts.json was not there and has been written; look at it and commit it")
@@ -211,9 +234,16 @@ def test_the_guard_notices_more_kernels_and_waits(recordings, monkeypatch):
     pipe = gen.load("action", device="cpu")
     items = pipe.plan(pipe.modality.example_prompts(2, 0), 1, 0)
     name = "speculative_jacobi"
-    now = {name: counts(recorded(pipe, SAMPLERS[name], items))}
+    now = {name: counts(recorded(pipe, SAMPLERS[name], items), name)}
     said = grown(now, json.loads(COUNTS.read_text()))
     assert any(f"{name}.kernels" in x for x in said) and any(f"{name}.waits" in x for x in said)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_round_waits_for_one_copy_to_the_host(name):
+    """Rounds after which no row leaves, draft model and drafts of a window included."""
+    rounds = waits_by_round(SAMPLERS[name])
+    assert sum(waits == ["cpu", "numpy"] for waits in rounds[:-1]) >= len(rounds) - 2
 
 
 @pytest.mark.slow

@@ -82,6 +82,11 @@ def _add_size_flags(parser: Parser) -> None:
         action="store_true",
         help="with --estimate here: measure the rows too, and print the ratio",
     )
+    parser.add_argument(
+        "--overhead",
+        action="store_true",
+        help="time the forward passes one by one, and print the share of the time outside of them",
+    )
 
 
 def _add_protocol_flag(parser: Parser) -> None:

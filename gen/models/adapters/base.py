@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ class ModelAdapter:
     Attributes:
         model: the network.
         features: features of each distinct condition of the batch.
+        passes: methods of the adapter that run a forward pass of the network.
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
         superposes: a causal model takes weighted sums of embeddings as inputs
             (``gen.models.adapters.protocols.SuperposedModel``).
@@ -35,6 +36,7 @@ class ModelAdapter:
             without.
     """
 
+    passes: ClassVar[tuple[str, ...]] = ("forward",)
     model: torch.nn.Module
     keeps: bool = False
     superposes: bool = False

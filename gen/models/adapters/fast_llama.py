@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from gen.models.adapters.masks import CAUSAL, Mask
 from gen.models.load.locate import config_field
 from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
@@ -145,14 +146,16 @@ class LeanLlama:
         )
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     """Attend from queries [B, L, H, d] to keys and values [B, S, K, d]: [B, L, H d].
 
-    ``mask``: additive, broadcastable to [B, 1, L, S], or None for full attention.
+    ``mask``: additive, broadcastable to [B, 1, L, S], ``CAUSAL``, or None for full attention.
     """
+    is_causal = mask is CAUSAL
+    added = None if is_causal else mask
     grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, **grouped
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, 0.0, is_causal, **grouped
     )
     return out.transpose(1, 2).flatten(2)
 

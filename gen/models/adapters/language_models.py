@@ -16,7 +16,7 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
-from gen.models.adapters.masks import Mask, blocks_among, hide
+from gen.models.adapters.masks import CAUSAL, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
@@ -39,6 +39,12 @@ class LanguageModel(ModelAdapter):
         self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
+        # whether the module makes no mask where it is given none and attention is plainly causal
+        self._knows_causal = attention_implementation(self.config) == "sdpa"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return super().dtype if self._lean is None else self._lean.embedding.dtype
 
     @property
     def has_fast_forward(self) -> bool:
@@ -116,7 +122,7 @@ class LanguageModel(ModelAdapter):
         return self.model(
             **inputs,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
             use_cache=True,
             **with_cache(self.model, cache),
             **more,
@@ -140,6 +146,7 @@ def _attend_among(mask: Mask | None) -> Attend:
 class CausalLM(LanguageModel):
     """Causal language model of transformers: a 4-D attention mask and explicit positions."""
 
+    passes = ("forward", "forward_tree", "forward_superposed", "forward_with_hidden_states")
     keeps = True
     superposes = True
 
@@ -166,12 +173,9 @@ class CausalLM(LanguageModel):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        mask = (
-            cache.at(positions, self.dtype)
-            if self._lean is None or cache.whole
-            else cache.needed(positions, self.dtype)
-        )
-        return self._logits(tokens, positions, mask, cache, keep)
+        needs_mask = cache.whole or not (self._lean is not None or self._knows_causal)
+        announce = cache.at if needs_mask else cache.needed
+        return self._logits(tokens, positions, announce(positions, self.dtype), cache, keep)
 
     @torch.no_grad()
     def forward_tree(
@@ -291,6 +295,7 @@ class MaskedLM(LanguageModel):
     position i, or about i + 1 if its config says ``shifted``. An architecture whose condition has a
     fixed length takes no padding."""
 
+    passes = ("forward", "forward_with_states", "part")
     _tables = None  # of the lean forward
 
     @property
@@ -474,6 +479,8 @@ class MaskedLatentLM(_Latent):
     Words [B, P] and a canvas of latents [B, T, C] with NaN at masked positions become conditioning
     vectors [B, T, D].
     """
+
+    passes = ("forward", "part")
 
     @property
     def counts_known(self) -> bool:

@@ -1,21 +1,30 @@
 """Masks of attention.
 
-A rule says which slots a query sees. A mask of it is either what is added to scores, [B, 1, L, S],
-or for ``flex_attention`` a ``BlockMask``: the rule as a function of a query and a slot, and a table
-of the blocks of queries and slots in which it holds anywhere or everywhere, without a tensor of
-[L, S].
+A rule says which slots a query sees. Where query i of all rows sees slots 0 .. i and there are no
+others, the mask is ``CAUSAL``, which takes no memory: attention knows that rule. Any other mask is
+either what is added to scores, [B, 1, L, S], or for ``flex_attention`` a ``BlockMask``: the rule as
+a function of a query and a slot, and a table of the blocks of queries and slots in which it holds
+anywhere or everywhere, without a tensor of [L, S].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-Mask = Tensor | BlockMask
+
+@dataclass(frozen=True)
+class Causal:
+    """Mask of queries that see all slots up to their own, of as many slots as queries."""
+
+
+CAUSAL = Causal()
+Mask = Tensor | BlockMask | Causal
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of row, head, query and slot: bool
 BLOCK = 128  # queries and slots of a block
 

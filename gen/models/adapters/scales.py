@@ -38,6 +38,7 @@ class ScalesLM(ModelAdapter):
     writes over it.
     """
 
+    passes = ("fill", "refine")
     model: GridScalesModel
     leak = False
 

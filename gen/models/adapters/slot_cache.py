@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.masks import (
+    CAUSAL,
     Mask,
     blocks_among,
     blocks_of_tree,
@@ -101,6 +102,10 @@ class SlotCache(Cache, ModelCache):
 
     has_slots = True
 
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return the position of a call's first token where all rows stand there."""
+        return self.used if self.span is None else self.span[0]
+
     def __init__(self, layers: int, slots: int):
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
         self.slots, self.used = slots, 0
@@ -132,14 +137,17 @@ class SlotCache(Cache, ModelCache):
         return self._above(positions if last is None else last, dtype)
 
     def needed(self, positions: Tensor, dtype: torch.dtype) -> Mask | None:
-        """Announce a call as ``at`` does, but return None where nothing is hidden."""
+        """Announce a call as ``at`` does, but return None where nothing is hidden, and ``CAUSAL``
+        where the tokens are the first of all rows. Where the device is no CPU, the host does not
+        know either of it."""
         self._stand(positions, None)
-        self._read_to(positions)
-        return (
-            None
-            if positions.shape[1] == 1 and self.span == (self.used - 1, self.used)
-            else self._above(positions, dtype)
-        )
+        if self.span is None:
+            self._read_to(positions)
+            return self._above(positions, dtype)
+        first, self.used = self.span  # of all rows
+        if positions.shape[1] == 1:
+            return None
+        return self._above(positions, dtype) if first else CAUSAL
 
     def _read_to(self, last: Tensor) -> None:
         """Let a call read the slots up to the last one that any of its queries attends to, long

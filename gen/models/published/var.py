@@ -267,6 +267,7 @@ class VARLM(ModelAdapter):
             weights were trained.
     """
 
+    passes = ("fill", "refine")
     model: VAR
     prefix_length = 0
 

@@ -241,13 +241,16 @@ class CausalTarget(Target):
         self._note(tokens, positions, parents)
         width, fresh = tokens.shape[1], self._fresh
         prefix = prompt_states = None
-        tokens, positions = self._repeated(tokens), self._repeated(positions)
-        tokens, slots = self._inputs(tokens), positions + self._shift
+        if self.branches > 1:
+            tokens = torch.cat([tokens] * self.branches)
+        # the positions of each branch, shifted
+        slots = (positions + self._shift.view(self.branches, -1, 1)).flatten(0, 1)
+        tokens = self._inputs(tokens)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
         if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):
             first = self.first
-            start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
+            start = (slots == self._shift).view(*slots.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
         if self._has_fresh:
             computed, alike = self._to_prefill()
@@ -302,10 +305,6 @@ class CausalTarget(Target):
         with self._routed():
             out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
         return StepOutput(self._outcome(out, positions)[0], num_computed, num_positions)
-
-    def _repeated(self, x: Tensor) -> Tensor:
-        """Repeat x [B, ...] for all branches: [H B, ...]."""
-        return x.repeat(self.branches, *[1] * (x.ndim - 1)) if self.branches > 1 else x
 
     def _routed(self, rows: Tensor | None = None) -> AbstractContextManager[None]:
         """Compute the forward pass inside with the adapters of some rows of all branches, long

@@ -50,13 +50,10 @@ class Chain(Protocol):
     def begin(self, step: CausalStep, drafts: int) -> None:
         """Begin a step with room for so many drafts, columns 0 .. drafts - 1."""
 
-    def draw(
-        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
         """Drafts [b(, C)] of one column from the draft's distribution there (log-probabilities [b,
-        V]; conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
-        another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
-        Columns come in order."""
+        V]; conditioning vectors [b, H, D]). Rows that are not ``active`` (bool [b]) may get
+        anything. Columns come in order."""
         ...
 
     def verify(
@@ -85,18 +82,13 @@ class IdChain:
 
     def draw(self, step, column, logprobs, active):
         self.distributions.append(logprobs)
-        ids = step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
-        return ids, logprobs.gather(1, ids[:, None])[:, 0].exp()
+        return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def verify(self, step, drafts, drafted, logprobs):
         b, length = drafts.shape
-        logq = torch.zeros(
-            b, length, logprobs.shape[-1], dtype=logprobs.dtype, device=logprobs.device
-        )
-        if self.distributions:
-            logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(
-                logprobs.dtype
-            )
+        none = logprobs.new_zeros(b, logprobs.shape[-1])
+        distributions = self.distributions + [none] * (length - len(self.distributions))
+        logq = torch.stack(distributions, 1).to(logprobs.dtype)
         legal = legal_at(self.legal, step.positions[:, :length])
         return self.verifier.verify(
             step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, logprobs
@@ -140,9 +132,10 @@ class ModelDrafter(Drafter):
             self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
             return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
-        drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
-        drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
-        failed = torch.zeros_like(drafted)
+        none = tokens.new_zeros(len(tokens), *tokens.shape[2:])
+        drafts: list[Tensor] = []
+        drafted: list[Tensor] = []
+        failed: list[Tensor] = []
         self.chain.begin(step, length)
         self.policy.begin()
         given, at = unseen(step, tokens, self.known)
@@ -150,27 +143,46 @@ class ModelDrafter(Drafter):
             to_device(np.arange(length) < wanted[:, None], tokens.device),
             int(wanted.max()),
         )
-        active = asked[:, 0]
+        active, together = asked[:, 0], int(wanted.min())  # columns that all rows draft
         for column in range(most):
             output = self.draft.predict(given, at)
             logprobs = output.logprobs[:, -1]
             if output.hidden_states is not None:
                 self.policy.read(output.hidden_states)
-            drawn, mass = self.chain.draw(step, column, logprobs, active)
-            drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
-            drafted[:, column] = active
-            failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
+            drawn = self.chain.draw(step, column, logprobs, active).to(none.dtype)
+            drafts.append(drawn if column < together else _where(active, drawn, none))
+            drafted.append(active)
+            failed.append(failed_draws(drawn[:, None], logprobs[:, None])[:, 0])
             if column + 1 == most:
                 break
-            active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
+            stop = self._stop(drawn, logprobs)
+            if stop is None and column + 1 < together:
+                given, at = drawn[:, None], step.positions[:, column + 1 : column + 2]
+                continue
+            active = active & asked[:, column + 1]
             if stop is not None:
-                active = active & ~stop
+                active, together = active & ~stop, 0
                 if not bool(active.any()):
                     break
-            given = _where(active, drafts[:, column], given[:, -1])[:, None]
+            given = _where(active, drafts[-1], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        self.draft_tokens = Draft(drafts, drafted, failed=failed)
+        exists = _stacked(drafted, torch.zeros_like(asked[:, 0]), length)
+        failed_drafts = exists & _stacked(failed, torch.zeros_like(asked[:, 0]), length)
+        self.draft_tokens = Draft(_stacked(drafts, none, length), exists, failed=failed_drafts)
         return self.draft_tokens
+
+    def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
+        """Ask the length policy which rows draft no more, bool [b]; None where nothing stops them.
+
+        Args:
+            drawn: newest drafts [b(, C)].
+            logprobs: what they were drawn from.
+        """
+        if type(self.policy).stop is LengthPolicy.stop:  # spares it a probability
+            return None
+        if drawn.ndim > 1:  # latents have no probability
+            return self.policy.stop(torch.ones_like(drawn[:, 0]), logprobs)
+        return self.policy.stop(logprobs.gather(1, drawn[:, None])[:, 0].exp(), logprobs)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
@@ -206,6 +218,11 @@ def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor,
     at = to_device(np.maximum(step.starts[:, None] - back, known[:, None] + 1), tokens.device)
     row = torch.arange(len(tokens), device=tokens.device)[:, None]
     return tokens[row, (at - 1).clamp_min(0)], at
+
+
+def _stacked(columns: list[Tensor], rest: Tensor, length: int) -> Tensor:
+    """Join columns [b(, C)] and as many of ``rest`` as lack of a length, [b, length(, C)]."""
+    return torch.stack(columns + [rest] * (length - len(columns)), 1)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""``window: auto`` in a job: measured once, kept in the folder, and the same for all that go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gen
+from gen.config.job import make_job
+from gen.jobs import windows
+from gen.jobs.run import run_job
+from gen.store.ledger import RUNTIME, WINDOWS, read_plan, read_rows
+
+PROMPTS: list[str] = []
+
+
+def job(out: Path, sampler: dict, **keys):
+    tree = {"modality": "action", "sampler": sampler, "prompts": PROMPTS, "out": str(out)}
+    usual = {"num_samples": 2, "batch_size": 2, "shard_items": 2, "trace": 0}
+    return make_job({**tree, **usual, **keys}, where="test")
+
+
+def results(folder: Path) -> dict[str, dict]:
+    return {r["id"]: {k: v for k, v in r.items() if k not in RUNTIME} for r in read_rows(folder)}
+
+
+def choose(monkeypatch, window: int) -> list[int]:
+    """Let the measurement say so; returns the list that grows with every measurement."""
+    asked: list[int] = []
+
+    def measure(pipe, entry, plans, progress):
+        asked.append(len(plans))
+        return {"window": window, "seconds": {}, "items": len(plans)}
+
+    monkeypatch.setattr(windows, "measure_windows", measure)
+    return asked
+
+
+SJD = {"name": "sjd", "window": "auto"}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    PROMPTS[:] = gen.load("action").modality.example_prompts(2, 0)
+
+
+def test_a_resumed_job_has_the_window_that_it_began_with(prompts, tmp_path, monkeypatch):
+    asked = choose(monkeypatch, 4)
+    run_job(job(tmp_path / "whole", SJD))
+    assert asked == [2]
+    stops = iter([False] * 3 + [True] * 99)
+    assert run_job(job(tmp_path / "cut", SJD), stop=lambda: next(stops))["stopped"]
+    begun = len(read_rows(tmp_path / "cut"))
+    assert 0 < begun < 4 and asked == [2, 2]
+    other = choose(monkeypatch, 16)  # the machine is another one now
+    run_job(job(tmp_path / "cut", SJD))
+    assert results(tmp_path / "cut") == results(tmp_path / "whole") and other == []
+    kept = json.loads((tmp_path / "cut" / WINDOWS / "0.json").read_text())
+    assert kept["window"] == 4
+    row = next(iter(results(tmp_path / "cut").values()))
+    assert "auto" not in json.dumps(row), "a row says with which window it was made"
+
+
+def test_control_without_the_file_the_rows_are_others(prompts, tmp_path, monkeypatch):
+    choose(monkeypatch, 4)
+    run_job(job(tmp_path / "a", SJD))
+    choose(monkeypatch, 16)
+    run_job(job(tmp_path / "b", SJD))
+    assert results(tmp_path / "a") != results(tmp_path / "b")
+    plans = [read_plan(tmp_path / x) for x in "ab"]
+    assert plans[0] == plans[1], "the plan is the same on every machine"
+
+
+def test_the_window_is_measured_with_the_items_of_the_job(prompts, tmp_path):
+    spec = {"name": "speculative_jacobi", "window": "auto"}
+    run_job(job(tmp_path / "out", spec, num_samples=1, tokens=True))
+    kept = json.loads((tmp_path / "out" / WINDOWS / "0.json").read_text())
+    seconds = {int(w): s for w, s in kept["seconds"].items()}
+    assert kept["window"] == min(seconds, key=seconds.get) and kept["items"] == 2
+    assert all(s > 0 for s in seconds.values()) and min(seconds) == 1 < len(seconds)
+    # the tokens do not depend on it: those of plain autoregression
+    run_job(job(tmp_path / "plain", {"name": "autoregressive"}, num_samples=1, tokens=True))
+    for path in sorted((tmp_path / "out").glob("*.tokens.npz")):
+        ours, plain = np.load(path), np.load(tmp_path / "plain" / path.name)
+        assert ours.files and all(np.array_equal(ours[k], plain[k]) for k in ours.files)
+
+
+def test_a_window_that_is_a_number_is_not_measured(prompts, tmp_path, monkeypatch):
+    asked = choose(monkeypatch, 4)
+    run_job(job(tmp_path / "out", {"name": "sjd", "window": 8}, num_samples=1))
+    assert asked == [] and not (tmp_path / "out" / WINDOWS).exists()
+
+
+def test_overwriting_forgets_the_window(prompts, tmp_path, monkeypatch):
+    choose(monkeypatch, 4)
+    run_job(job(tmp_path / "out", SJD, num_samples=1))
+    choose(monkeypatch, 8)
+    run_job(job(tmp_path / "out", SJD, num_samples=1, seed=5, overwrite=True))
+    assert json.loads((tmp_path / "out" / WINDOWS / "0.json").read_text())["window"] == 8
