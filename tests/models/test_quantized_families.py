@@ -18,8 +18,9 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torchao", reason="make test-quantization has torchao")
 # In float32 two orders of summation differ by some 1e-6 of a logit. Two ids would have to be as
 # close for a token to differ, which no prompt and seed here meets; log-probabilities of five
-# layers of such sums are allowed 1e-4. Latents go through dozens of passes of a decoder.
-NEAR, LATENTS = 1e-4, 1e-3
+# layers of such sums are allowed 1e-4. Latents go through hundreds of steps of a diffusion head:
+# without quantisation, too, an item alone differs by 1e-6 of the largest number.
+NEAR, LATENTS = 1e-4, 1e-4
 
 
 def text_kind(kind: str):
@@ -80,7 +81,8 @@ def test_a_quantised_model_is_the_model_of_its_weights(case, pipe, dequantized):
     ours = pipe(list(case.prompts), **how, **greedy)
     want = dequantized(list(case.prompts), **how, **greedy)
     if ours.tokens.is_floating_point():
-        torch.testing.assert_close(ours.tokens.double(), want.tokens, atol=LATENTS, rtol=LATENTS)
+        off = (ours.tokens - want.tokens).abs().max()
+        assert off <= LATENTS * want.tokens.abs().max()
     else:
         assert torch.equal(ours.tokens, want.tokens)
     if greedy:
