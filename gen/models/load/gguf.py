@@ -8,6 +8,10 @@ tensors that its class has no parameter for.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from torch import nn
 
 from gen.core.errors import GenError
 from gen.media.containers import require_package
-from gen.models.load.libraries import transformers
+from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import quiet
 
 ENDING = ".gguf"
@@ -107,11 +111,45 @@ def dequantize_keywords() -> dict[str, Any]:
     return {} if make is None else {"quantization_config": make(dequantize=True)}
 
 
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Read GGUF files without the progress bar of transformers, which has no switch."""
+    with LOADING:
+        module = import_module("transformers.modeling_gguf_pytorch_utils")
+        bar = module.tqdm
+        module.tqdm = lambda tensors, **_: tensors
+        try:
+            yield
+        finally:
+            module.tqdm = bar
+
+
+def tokens_of_file(file: Path, tokenizer: Any, name: str) -> Any:
+    """Return a tokenizer without the tokens that its file does not have.
+
+    The classes of transformers add those that they have by default, such as GPT-2's
+    ``<|endoftext|>``, and the model has no embeddings for them.
+    """
+    listed = require_gguf(file, name).get_field("tokenizer.ggml.tokens")
+    if listed is None or len(tokenizer) <= len(listed.data):
+        return tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [x for x in state["added_tokens"] if x["id"] < len(listed.data)]
+    backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
+    return transformers().PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        chat_template=tokenizer.chat_template,
+        **tokenizer.special_tokens_map,
+    )
+
+
 def require_all_read(file: Path, network: nn.Module, name: str) -> None:
     """Raise ``GenError`` if a file holds numbers that the network has no parameter for."""
     tensors = require_gguf(file, name).tensors
     stored = sum(int(x.n_elements) for x in tensors)
-    used = sum(x.numel() for x in {*network.parameters(), *network.buffers()})
+    weights = {id(x): x for x in network.state_dict(keep_vars=True).values()}  # shared ones once
+    used = sum(x.numel() for x in weights.values())
     if stored != used:
         names = [str(x.name) for x in tensors if not str(x.name).startswith("blk.")]
         raise GenError(

@@ -3,13 +3,19 @@ errors."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gen.core.errors import GenError
-from gen.models.load.gguf import dequantize_keywords, require_all_read
+from gen.models.load.gguf import (
+    dequantize_keywords,
+    no_progress_bar,
+    require_all_read,
+    tokens_of_file,
+)
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
@@ -57,7 +63,8 @@ def pretrained(
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
-    model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
+    with no_progress_bar() if gguf is not None else nullcontext():
+        model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
     if gguf is not None:
         require_all_read(gguf, model, str(name or path))
     model = model.eval().requires_grad_(False)
@@ -112,9 +119,13 @@ def tokenizer_of(
             note_file(Path(path) / file)
     try:
         with quiet():
-            return transformers().AutoTokenizer.from_pretrained(
+            tokenizer = transformers().AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=trust_remote_code, **more
             )
+        if "gguf_file" in more:
+            file = Path(path) / more["gguf_file"]
+            tokenizer = tokens_of_file(file, tokenizer, str(name or path))
+        return tokenizer
     except Exception as error:  # the library raises bare Exceptions
         reason = " ".join(str(error).split())[:200]
         raise GenError(
