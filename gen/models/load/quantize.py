@@ -6,7 +6,6 @@ head and layers of which there is one keep their dtype, as do experts that are s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,6 +17,7 @@ from torch import nn
 from gen.core.errors import GenError, bad_type, bad_value, unknown
 from gen.media.containers import require_package
 from gen.models.load.bits_and_bytes import BITS_AND_BYTES, bits_and_bytes_config, replace_linears
+from gen.models.load.libraries import show_quantizers
 
 TORCHAO = ("int8", "int4")
 QUANTIZATIONS = (*TORCHAO, *BITS_AND_BYTES)
@@ -109,7 +109,8 @@ def quantize(network: nn.Module, how: Quantization, name: str) -> None:
             network has no such layers.
     """
     by = "bitsandbytes" if how.name in BITS_AND_BYTES else "torchao"
-    library = quiet_package(by, "quantization")
+    show_quantizers()
+    library = require_package(by, EXTRA, "quantization")
     chosen = block_linears(network)
     if not chosen:
         raise GenError(
@@ -141,15 +142,6 @@ def quantize(network: nn.Module, how: Quantization, name: str) -> None:
     except Exception as error:  # the libraries raise what their kernels do
         reason = " ".join(str(error).split())[:200]
         raise GenError(f"{by} cannot run {where}: {type(error).__name__}: {reason}") from None
-
-
-def quiet_package(module: str, needed_by: str, extra: str = EXTRA) -> ModuleType:
-    """Import a package of quantised weights without its remarks about kernels that are not there.
-
-    Its logger stays at errors. Raises ``GenError`` with a pip line if the package is missing.
-    """
-    logging.getLogger(module).setLevel(logging.ERROR)
-    return require_package(module, extra, needed_by)
 
 
 def _by_torchao(network: nn.Module, chosen: Mapping[str, nn.Linear], how: Quantization) -> None:
