@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from weight_bytes import layer_bytes, network_bytes
 
 import gen
 from gen.core.errors import GenError
+from gen.models.load.digest import digest_of
 from gen.models.load.quantize import Quantization, block_linears, quantize
 
 SAMPLERS = ("autoregressive", "speculative_jacobi")
@@ -46,12 +48,12 @@ def package_of(how) -> str:
 
 
 def llama(folder: Path) -> Case:
-    """A tiny Llama whose projections have a multiple of 32 rows: kernels of 4 bits ask for it."""
+    """A tiny Llama whose layers are 64 or 128 wide, with rows in 32s: what 4-bit kernels ask for."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
@@ -275,7 +277,7 @@ def test_what_torchao_cannot_compute_is_one_error(tmp_path):
     for how in ("int8", GROUPS):
         said = refusal(case, dtype="float64", quantization=how)
         assert "torchao cannot run model" in said and "its weights are float64" in said
-    said = refusal(case, quantization="int4")  # groups of 128 in layers of 64 and 96
+    said = refusal(case, quantization="int4")  # groups of 128 in layers of 64
     assert "torchao leaves layers as they are in 'int4': model.layers.0.self_attn.q_proj" in said
     assert "'group_size': 32" in said
     assert "options of torchao" in refusal(case, quantization={"name": "int8", "bits": 3})
@@ -387,6 +389,70 @@ def test_a_quantised_pipeline_is_not_saved(how, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
+# --- checkpoints that are stored in few bits
+
+
+STORED = {
+    "bitsandbytes 8": lambda: BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0),
+    "bitsandbytes 4": lambda: BitsAndBytesConfig(load_in_4bit=True),
+    "torchao": lambda: TorchAoConfig(import_module("torchao.quantization").Int8WeightOnlyConfig()),
+}
+
+
+def stored(folder: Path, config) -> Path:
+    case = llama(folder / "model")
+    network = AutoModelForCausalLM.from_pretrained(
+        case.path, quantization_config=config, dtype=torch.float32
+    )
+    network.save_pretrained(folder / "stored")
+    save_quietly(tiny_tokenizer(), folder / "stored")
+    return folder / "stored"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STORED)
+def test_a_checkpoint_that_is_stored_in_few_bits_loads_and_is_saved_as_it_is(kind, tmp_path):
+    has(kind.partition(" ")[0])
+    folder = stored(tmp_path, STORED[kind]())
+    pipe = gen.load("text", model=folder, max_new_tokens=8)
+    made = [pipe(PROMPTS, sampler=s, seed=1, temperature=0, logprobs=1) for s in SAMPLERS]
+    assert torch.equal(made[0].tokens, made[1].tokens)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = pipe.modality.checkpoint.prompt(PROMPTS[0])
+    ours = [(x.token_id, x.logprob) for x in made[0].logprobs[0]]
+    ids = torch.tensor([[*prompt, *(token for token, _ in ours)]])
+    with torch.no_grad():
+        want = theirs(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    off = [abs(want[n, token].item() - x) for n, (token, x) in enumerate(ours)]
+    # bitsandbytes rounds activations to int8 or bfloat16, which makes 1e-7 a step of them
+    near = 1e-4 if kind == "torchao" else 0.1
+    assert max(off) < near
+    assert want.roll(1, 0)[0, ours[0][0]].item() - ours[0][1] < -near  # control
+    again = gen.load(pipe.save_pretrained(tmp_path / "saved"))
+    assert torch.equal(again(PROMPTS, sampler=SAMPLERS[0], seed=1, temperature=0).tokens, made[0].tokens)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_whose_rows_depend_on_each_other_is_refused(tmp_path):
+    has("bitsandbytes")
+    folder = stored(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
+    with pytest.raises(GenError, match="llm_int8_threshold is 6.0"):
+        gen.load("text", model=folder)
+
+
+@pytest.mark.slow
+def test_the_digest_of_quantised_weights_is_of_their_numbers(tmp_path):
+    has("torchao")
+    case, found = llama(tmp_path), []
+    for change in (False, False, True):
+        network = network_of(load(case, quantization="int8"))
+        if change:
+            network.model.layers[1].mlp.up_proj.weight.qdata[0, 0] += 1
+        found.append(digest_of(network))
+    assert found[0] == found[1] != found[2]
+    assert found[0] != digest_of(network_of(load(case)))
+
+
 # --- commands
 
 
@@ -410,6 +476,16 @@ def test_a_command_is_quiet_and_imports_only_what_it_needs(how, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == needed
     assert len(list((tmp_path / "out").glob("*.txt"))) == 1
+
+
+@pytest.mark.slow
+def test_a_command_reads_a_checkpoint_that_is_stored_in_few_bits(tmp_path):
+    has("bitsandbytes")
+    folder = stored(tmp_path, STORED["bitsandbytes 4"]())
+    command = [sys.executable, "-m", "gen", "sample", "text", "w1", "--model", str(folder)]
+    command += ["model_options.max_new_tokens=4", "--out", str(tmp_path / "out"), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

@@ -50,6 +50,17 @@ def bits_and_bytes_config(name: str, options: Mapping[str, Any], dtype: torch.dt
         ) from None
 
 
+def require_rows_apart(config: Any) -> None:
+    """Raise ``GenError`` for a ``BitsAndBytesConfig`` by which a row depends on the others of its
+    batch."""
+    if config.load_in_8bit and config.llm_int8_threshold > 0:
+        raise GenError(
+            f"llm_int8_threshold is {config.llm_int8_threshold}: columns with outliers anywhere in"
+            " a batch are computed otherwise in all of its rows, so a row would depend on the"
+            " others; expected 0.0"
+        )
+
+
 @torch.no_grad()
 def replace_linears(
     network: nn.Module, chosen: Mapping[str, nn.Linear], config: Any, library: ModuleType
@@ -65,12 +76,7 @@ def replace_linears(
     Raises:
         GenError: the config asks for what cannot be honoured.
     """
-    if config.load_in_8bit and config.llm_int8_threshold > 0:
-        raise GenError(
-            f"llm_int8_threshold is {config.llm_int8_threshold}: columns with outliers anywhere in"
-            " a batch are computed otherwise in all of its rows, so a row would depend on the"
-            " others; expected 0.0"
-        )
+    require_rows_apart(config)
     for key in ("llm_int8_skip_modules", "llm_int8_has_fp16_weight"):
         if vars(config).get(key):
             raise GenError(

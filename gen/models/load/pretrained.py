@@ -3,6 +3,7 @@ errors."""
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 
 from gen.core.errors import GenError
+from gen.models.load.bits_and_bytes import require_rows_apart
 from gen.models.load.gguf import (
     dequantize_keywords,
     no_progress_bar,
     require_all_read,
     tokens_of_file,
 )
-from gen.models.load.libraries import LOADING, transformers
+from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
 from gen.models.load.weights import require_fit, weight_files
@@ -63,10 +65,15 @@ def pretrained(
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
+    stored = _stored_quantization(folder)
+    if stored:  # transformers reads weights that are stored in few bits by the package that made them
+        show_quantizers()
     with no_progress_bar() if gguf is not None else nullcontext():
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
     if gguf is not None:
         require_all_read(gguf, model, str(name or path))
+    if stored.get("quant_method") == "bitsandbytes":
+        require_rows_apart(model.config.quantization_config)
     model = model.eval().requires_grad_(False)
     return model if device_map is not None else model.to(device)
 
@@ -99,6 +106,15 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
     )
     note_network(model)
     return model
+
+
+def _stored_quantization(folder: Path) -> dict[str, Any]:
+    """Return what a local folder's config says about quantised weights; empty for none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the loader says what is wrong with it
+        return {}
+    return config.get("quantization_config") or {}
 
 
 def _has_weight_files(folder: Path) -> bool:

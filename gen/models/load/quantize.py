@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gen.core.errors import GenError, bad_type, bad_value, unknown
@@ -136,7 +137,9 @@ def quantize(network: nn.Module, how: Quantization, name: str) -> None:
         else:
             _by_torchao(network, chosen, how)
         for m in block_linears(network).values():  # the first call tells whether there is a kernel
-            m(torch.zeros(1, m.in_features, device=weights[0].device, dtype=weights[0].dtype))
+            x = torch.zeros(1, m.in_features, device=weights[0].device, dtype=weights[0].dtype)
+            # a layer with an adapter for each row, which torchao's can be, takes whole batches
+            m(x) if by == "bitsandbytes" else F.linear(x, m.weight, m.bias)
     except GenError:
         raise
     except Exception as error:  # the libraries raise what their kernels do
