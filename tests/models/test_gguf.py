@@ -123,13 +123,16 @@ def test_weights_of_a_file_can_be_quantised_and_adapted(tmp_path):
     assert torch.equal(*made)
     adapter = peft.get_peft_model(
         tiny("llama"),
-        peft.LoraConfig(target_modules=["q_proj", "up_proj"], lora_alpha=60, init_lora_weights=False),
+        peft.LoraConfig(
+            target_modules=["q_proj", "up_proj"], lora_alpha=60, init_lora_weights=False
+        ),
     )
     adapter.save_pretrained(tmp_path / "adapter")
     plain, adapted = load(file), load(file, adapters=tmp_path / "adapter")
     ids = torch.tensor([[1, 9, 30, 7, 55]])
     layers = [
-        x.modality.checkpoint.model.model.layers[0].self_attn.q_proj.weight for x in (plain, adapted)
+        x.modality.checkpoint.model.model.layers[0].self_attn.q_proj.weight
+        for x in (plain, adapted)
     ]
     delta = adapter.base_model.model.model.layers[0].self_attn.q_proj.get_delta_weight("default")
     assert (layers[1] - layers[0] - delta.double()).abs().max() < 1e-6 < delta.abs().max()

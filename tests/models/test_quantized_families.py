@@ -3,6 +3,8 @@ with quantised weights, and it is exactly the model of those weights."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tiny_checkpoints
 import torch
@@ -12,6 +14,8 @@ from published import save_quietly, tiny_tokenizer
 from weight_bytes import layer_bytes
 
 import gen
+from gen.core.errors import GenError
+from gen.models.load.bits_and_bytes import BITS_AND_BYTES
 from gen.models.load.quantize import block_linears
 
 pytestmark = pytest.mark.slow
@@ -32,7 +36,10 @@ def text_kind(kind: str):
     return write
 
 
-ALL = {**WRITERS, **{f"causal_lm:{k}": text_kind(k) for k in tiny_checkpoints.KINDS if k != "llama"}}
+ALL = {
+    **WRITERS,
+    **{f"causal_lm:{k}": text_kind(k) for k in tiny_checkpoints.KINDS if k != "llama"},
+}
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -129,3 +136,26 @@ def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
 def test_samplers_write_media_and_a_second_run_makes_what_is_missing(case, pipe, tmp_path):
     assert pipe.model_options["quantization"] == "int8"
     check_media(case, pipe, tmp_path, case.samplers[:1])
+
+
+@pytest.mark.parametrize("how", [{"name": "int4", "group_size": 32}, *BITS_AND_BYTES], ids=str)
+@pytest.mark.parametrize("name", ["llamagen", "whisper", "musicgen", "csm", "chameleon"])
+def test_fewer_bits_and_bitsandbytes_give_their_own_greedy_tokens(name, how, tmp_path):
+    if how in BITS_AND_BYTES:
+        pytest.importorskip("bitsandbytes")
+    case = WRITERS[name](tmp_path)
+    try:
+        pipe = load(case, "float32", quantization=how)
+    except GenError as error:  # kernels of int4 take rows in 16s and widths in groups
+        assert re.search("expect N to be dividable by 16|expected a group_size", str(error))
+        assert "int4" in str(how) and "\n" not in str(error)
+        return
+    assert any(
+        type(m) is not torch.nn.Linear or type(m.weight) is not torch.nn.Parameter
+        for m in block_linears(network_of(pipe)).values()
+    )
+    made = [
+        pipe(list(case.prompts), sampler=sampler, seed=3, temperature=0).tokens
+        for sampler in ("autoregressive", "speculative_jacobi")
+    ]
+    assert torch.equal(*made)

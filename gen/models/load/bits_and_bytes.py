@@ -93,6 +93,17 @@ def replace_linears(
         network.set_submodule(path, _layer(linear, config, library))
 
 
+def keep_layout(network: nn.Module) -> None:
+    """Let 4-bit layers of a network keep the layout of their weights; before its first pass.
+
+    On a CPU with bfloat16 they would repack them and compute in bfloat16 whatever the dtype. Their
+    ``state_dict`` does not bring the scales back into order, so reading it would spoil the weights.
+    """
+    for layer in network.modules():
+        if "support_avx512bf16_for_cpu" in vars(layer):
+            layer.support_avx512bf16_for_cpu = False
+
+
 def _layer(linear: nn.Linear, config: Any, library: ModuleType) -> nn.Module:
     """Return the layer of bitsandbytes with the weights of a linear one."""
     nets, weight = library.nn, linear.weight.detach()
@@ -112,6 +123,7 @@ def _layer(linear: nn.Linear, config: Any, library: ModuleType) -> nn.Module:
         compute = config.bnb_4bit_compute_dtype
         made = nets.Linear4bit(*shape, compute_dtype=compute, device="meta", **kinds)
         quantized = nets.Params4bit(weight.clone(), requires_grad=False, module=made, **kinds)
+        keep_layout(made)
     made.weight = quantized.to(weight.device)
     made.bias = linear.bias
     return made.eval().requires_grad_(False)

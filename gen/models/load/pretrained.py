@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gen.core.errors import GenError
-from gen.models.load.bits_and_bytes import require_rows_apart
+from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
 from gen.models.load.gguf import (
     dequantize_keywords,
     no_progress_bar,
@@ -66,7 +66,9 @@ def pretrained(
     if device_map is not None:
         options["device_map"] = device_map
     stored = _stored_quantization(folder)
-    if stored:  # transformers reads weights that are stored in few bits by the package that made them
+    if (
+        stored
+    ):  # transformers reads weights that are stored in few bits by the package that made them
         show_quantizers()
     with no_progress_bar() if gguf is not None else nullcontext():
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
@@ -74,6 +76,7 @@ def pretrained(
         require_all_read(gguf, model, str(name or path))
     if stored.get("quant_method") == "bitsandbytes":
         require_rows_apart(model.config.quantization_config)
+        keep_layout(model)
     model = model.eval().requires_grad_(False)
     return model if device_map is not None else model.to(device)
 

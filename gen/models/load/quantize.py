@@ -66,7 +66,9 @@ class Quantization:
         if type(given).__module__.partition(".")[0] == "torchao":
             return cls(type(given).__name__, {}, given)
         if kind == "BitsAndBytesConfig":
-            return cls("bitsandbytes_4bit" if given.load_in_4bit else "bitsandbytes_8bit", {}, given)
+            return cls(
+                "bitsandbytes_4bit" if given.load_in_4bit else "bitsandbytes_8bit", {}, given
+            )
         raise bad_type(
             "quantization", given, f"one of {', '.join(QUANTIZATIONS)}, or a mapping with a name"
         )
