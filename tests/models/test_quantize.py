@@ -48,7 +48,7 @@ def package_of(how) -> str:
 
 
 def llama(folder: Path) -> Case:
-    """A tiny Llama whose layers are 64 or 128 wide, with rows in 32s: what 4-bit kernels ask for."""
+    """A tiny Llama whose layers are 64 or 128 wide."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,

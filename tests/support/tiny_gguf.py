@@ -54,17 +54,7 @@ def write(
     if parts is not None:
         writer.add_uint16("split.count", parts)
     writer.add_vocab_size(config.vocab_size)
-    words = vocabulary(config.vocab_size)
-    unused = len(SPECIAL) + len(ALPHABET) + len(MERGES)
-    kinds = [3 if n < len(SPECIAL) else 1 if n < unused else 5 for n in range(len(words))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(words)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(list(MERGES))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
+    add_tokenizer(writer, config.vocab_size)
     names = gguf.get_tensor_name_map(
         next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == kind), config.num_hidden_layers
     )
@@ -81,6 +71,20 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
+    words = vocabulary(size)
+    unused = len(SPECIAL) + len(ALPHABET) + len(MERGES)
+    kinds = [3 if n < len(SPECIAL) else 1 if n < unused else 5 for n in range(len(words))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(list(MERGES))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
 
 
 def add(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, quantized: bool) -> None:
