@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 # An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
+QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2 gguf==0.19.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
@@ -34,9 +35,9 @@ test-quantization: $(STAMP) $(QUANTIZATION)/.installed
 	@PYTHONPATH=$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
 	  tests/models/test_quantize.py tests/models/test_quantized_families.py tests/models/test_gguf.py
 
-$(QUANTIZATION)/.installed: constraints.txt | $(STAMP)
+$(QUANTIZATION)/.installed: Makefile | $(STAMP)
 	@rm -rf $(QUANTIZATION)
-	@$(PIP) --quiet --no-deps -c $(CONSTRAINTS) --target $(QUANTIZATION) torchao bitsandbytes gguf
+	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS)
 	@touch $@
 
 # Style, types, layers, circles, sizes.
