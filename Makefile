@@ -32,7 +32,7 @@ test-slow: $(STAMP)
 # are installed, slowly and with warnings.
 QUANTIZATION := .venv/quantization
 test-quantization: $(STAMP) $(QUANTIZATION)/.installed
-	@PYTHONPATH=$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
+	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
 	  tests/models/test_quantize.py tests/models/test_quantized_families.py tests/models/test_gguf.py
 
 $(QUANTIZATION)/.installed: Makefile | $(STAMP)

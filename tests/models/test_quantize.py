@@ -172,6 +172,20 @@ def test_configurations_of_the_libraries_are_what_their_names_are(tmp_path):
         assert all("\n" not in str(p.model_options["quantization"]) for p in pipes)
 
 
+@pytest.mark.slow
+def test_a_model_of_gen_decodes_in_int8_as_it_would_alone():
+    has("torchao")
+    pipe = gen.load("image", model="image-causal", quantization="int8", device="cpu")
+    given = {"seed": 0, "temperature": 0}
+    plain, fast = (pipe("a small red circle", sampler=s, **given) for s in SAMPLERS)
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.stats[0].nfe < plain.stats[0].nfe / 2
+    network = pipe.bound("image-causal")[0]
+    layers = block_linears(network)
+    taken = sum(layer_bytes(m) for m in layers.values())
+    assert layers and taken < 0.6 * 2 * sum(m.weight.numel() for m in layers.values())
+
+
 # --- bytes
 
 
