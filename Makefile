@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 # An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-TORCHAO ?= torchao==0.18.0
+QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2 gguf==0.19.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
@@ -28,11 +28,17 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
 
-# Quantised weights. torchao lies beside the environment: transformers imports it wherever it is
-# installed, slowly and with warnings.
-test-quantization: $(STAMP)
-	@test -d .venv/torchao || $(PIP) --quiet --no-deps --target .venv/torchao "$(TORCHAO)"
-	@PYTHONPATH=.venv/torchao $(TESTS) -m 'slow or not slow' tests/models/test_quantize.py
+# Quantised weights. Their packages lie beside the environment: diffusers imports them wherever they
+# are installed, slowly and with warnings.
+QUANTIZATION := .venv/quantization
+test-quantization: $(STAMP) $(QUANTIZATION)/.installed
+	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
+	  tests/models/test_quantize.py tests/models/test_quantized_families.py tests/models/test_gguf.py
+
+$(QUANTIZATION)/.installed: Makefile | $(STAMP)
+	@rm -rf $(QUANTIZATION)
+	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS)
+	@touch $@
 
 # Style, types, layers, circles, sizes.
 check: $(STAMP) types

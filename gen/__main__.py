@@ -20,6 +20,7 @@ from gen.core.errors import GenError
 from gen.core.log import configure
 from gen.core.memory import is_out_of_memory
 from gen.core.printable import printable
+from gen.models.load.libraries import hide_quantizers
 
 LONGEST = 4000  # characters of a message: a name that is listed in full fits
 
@@ -27,6 +28,8 @@ LONGEST = 4000  # characters of a message: a name that is listed in full fits
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; ``argv`` is the command line without ``gen``."""
     previous = args = None
+    if argv is None:  # a process of its own
+        hide_quantizers()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
         configure(args.verbose, args.quiet)

@@ -20,6 +20,7 @@ from math import ceil
 
 from gen.__main__ import main as gen
 from gen.jobs.signals import STOPPED
+from gen.models.load.libraries import hide_quantizers
 
 LOOK, GRACE = 0.5, 10.0  # seconds
 
@@ -55,4 +56,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    hide_quantizers()
     sys.exit(main(sys.argv[1:]))

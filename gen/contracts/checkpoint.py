@@ -27,6 +27,8 @@ from gen.core.errors import GenError, bad_type, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.models.load.gguf import ENDING as GGUF
+from gen.models.load.gguf import gguf_config
 from gen.models.load.hub import HUB, HubOptions, in_subfolder, require_variant, snapshot_of
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.peft_adapters import merge
@@ -46,10 +48,18 @@ CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 class CheckpointFiles:
     """Files of a checkpoint on disk. ``name``: as the user wrote it. ``path``: its folder, or the
-    single file of its weights. ``commit``: commit hash of a repository of the hub."""
+    single file of its weights. ``commit``: commit hash of a repository of the hub. ``gguf``: the
+    GGUF file that is the model; None for a model in another format."""
 
-    def __init__(self, name: str | Path, path: Path, commit: str | None = None):
+    def __init__(
+        self,
+        name: str | Path,
+        path: Path,
+        commit: str | None = None,
+        gguf_file: str | None = None,
+    ):
         self.name, self.path, self.commit = str(name), path, commit
+        self.gguf = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
@@ -70,11 +80,11 @@ class CheckpointFiles:
             _require_no_repository(text, hub, in_zoo or path.is_file())
             path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
             require_variant(path, text, hub.variant)
-            return cls(name, path)
+            return cls(name, path, gguf_file=hub.gguf_file)
         if (
             text.count("/") != 1
             or text.startswith((".", "/", "~"))
-            or text.endswith(("/", *ENDINGS))
+            or text.endswith(("/", GGUF, *ENDINGS))
         ):
             raise unknown(
                 "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
@@ -82,16 +92,25 @@ class CheckpointFiles:
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
         require_variant(path, text, hub.variant)
-        return cls(name, path, found.commit)
+        return cls(name, path, found.commit, hub.gguf_file)
 
     @property
     def folder(self) -> Path:
+        if self.gguf is not None:
+            return self.gguf.parent
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Content of the folder's config.json; empty without one."""
+        """Content of the folder's config.json, or what a GGUF file says; empty without either."""
+        if self.gguf is not None:
+            return gguf_config(self.gguf, self.name)
         return {} if self.path.is_file() else self.json("config.json")
+
+    @property
+    def gguf_keywords(self) -> dict[str, Any]:
+        """Keywords of ``from_pretrained`` that name the GGUF file in ``folder``; none without."""
+        return {} if self.gguf is None else {"gguf_file": self.gguf.name}
 
     @property
     def model_type(self) -> str:
@@ -145,7 +164,7 @@ class CheckpointFiles:
 def _require_no_repository(name: str, hub: HubOptions, whole: bool) -> None:
     """Raise ``GenError`` for options that need a repository, or a folder where the model is
     ``whole``: of the zoo, or a file."""
-    refused = ("revision", "subfolder", "variant") if whole else ("revision",)
+    refused = ("revision", "subfolder", "variant", "gguf_file") if whole else ("revision",)
     given = [key for key in refused if key in hub.said]
     if given:
         kind = "of the zoo or a file" if whole else "a local folder"

@@ -209,7 +209,7 @@ class ModalityModels:
     def _allowed(self) -> set[str]:
         """Return the options that a model of gen's own architectures may get: those of its
         repository, and without a model those of a draft model's repository."""
-        refused = {"variant"}
+        refused = {"variant", "gguf_file"}
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()

@@ -72,8 +72,9 @@ class Pipeline(PreparedModels):
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``, on a GPU as CUDA graphs. The first calls of
             every shape then take long. A model that cannot be compiled is refused.
-        quantization: weight-only quantisation of the model: ``int8`` or ``int4``,
-            ``{"name": "int4", "group_size": 64}``, or a configuration of torchao.
+        quantization: weight-only quantisation of the model: ``int8``, ``int4``,
+            ``bitsandbytes_8bit``, ``bitsandbytes_4bit``, ``{"name": "int4", "group_size": 64}``, or
+            a configuration of torchao or bitsandbytes.
         adapters: folder or hub id of a LoRA adapter of PEFT, which is merged into the weights; or
             several by name, of which every prompt takes its own (``adapter`` of a call) or none.
         sparse_prefill: share of a prompt's tokens that layers skip, or ``{"ratio": 0.5,
@@ -495,12 +496,13 @@ def load(
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``.
-        quantization: ``int8`` or ``int4`` weights, by torchao; see ``Pipeline``.
+        quantization: ``int8`` or ``int4`` weights, by torchao, and so on; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
-            ``variant`` and ``local_files_only`` (``gen.models.load.hub.HubOptions``),
+            ``variant``, ``gguf_file`` and ``local_files_only``
+            (``gen.models.load.hub.HubOptions``),
             ``max_memory``, ``offload_folder`` and ``attn_implementation``
             (``gen.contracts.checkpoint.LoadOptions``).
 

@@ -147,7 +147,11 @@ def _save_published(
     if files.path.is_dir():
         read |= {p for p in _files_under(files.path) if p.suffix in TEXTS}
     options, paths = dict(model.settled), []
-    for key in ("variant", "attn_implementation"):  # of the files, and of their arithmetic
+    for key in (
+        "variant",
+        "gguf_file",
+        "attn_implementation",
+    ):  # of the files, and of their arithmetic
         if key in pipe.model_options:
             options[key] = pipe.model_options[key]
     for key, value in pipe.family_options().items():

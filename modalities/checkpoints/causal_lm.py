@@ -67,13 +67,17 @@ class CausalText(LanguagePrompts):
                 " own folder; expected trust_remote_code=True, or another model"
             )
         tokenizer = tokenizer_of(
-            files.path, name=files.name, trust_remote_code=load.trust_remote_code
+            files.folder,
+            name=files.name,
+            trust_remote_code=load.trust_remote_code,
+            **files.gguf_keywords,
         )
         self.tokenizer, self.chat = tokenizer, uses_chat_template(tokenizer, chat, files.name)
         self.model = pretrained(
             transformers.AutoModelForCausalLM,
-            files.path,
+            files.folder,
             **load.pretrained_keywords,
+            **files.gguf_keywords,
             name=files.name,
             trust_remote_code=load.trust_remote_code,
         )

@@ -6,19 +6,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from families import NO_VOCABULARY, PASSED_OVER, RENAMES, SMALLER, WRITERS, Case, rewrite
+from family_checks import check_alone, check_media
 
 import gen
-from gen.config.entries import stored_job
 from gen.contracts.checkpoint import CheckpointFiles, family_of, options_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.jobs.run import run_job
 from gen.models.load.weights import Weights, renamed
-from gen.store.ledger import read_rows
 
 FAMILIES = registry.table("checkpoint")
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
@@ -99,49 +96,13 @@ def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
             family_of(files, other)
 
 
-def same(a, b) -> bool:
-    """Whether a medium is what its file holds: shapes where a file has losses, text up to blanks at
-    its ends."""
-    if isinstance(a, str):
-        return a.strip() == b
-    return np.asarray(a).shape == np.asarray(b).shape
-
-
 @pytest.mark.thinned(3)
 def test_samplers_write_media_that_can_be_read_and_a_second_run_makes_nothing(case, pipe, tmp_path):
-    protocols = pipe.bound(pipe.model)[0].protocols
-    for number, sampler in enumerate(case.samplers):
-        assert pipe.resolve(sampler, None)[0].protocol in protocols
-        out = pipe(list(case.prompts), sampler=sampler, seed=3)
-        folder = tmp_path / str(number)
-        assert out.save(folder).is_file()
-        rows = read_rows(folder)
-        assert [r["status"] for r in rows] == ["ok", "ok"]
-        assert all(
-            same(media, pipe.modality.load(folder / row["file"]))
-            for media, row in zip(out.media, rows, strict=True)
-        )
-        made = {r["file"]: (folder / r["file"]).read_bytes() for r in rows}
-        again = run_job(stored_job(folder), load=lambda *_, **__: pipe)
-        assert (again["skipped"], again["failed"]) == (2, [])
-    assert out.save(folder).is_file() and {f: (folder / f).read_bytes() for f in made} == made
-    (
-        folder / rows[1]["file"]
-    ).unlink()  # control: what is not there is made again, by a pipeline that the job loads itself
-    again = run_job(stored_job(folder))
-    assert again["skipped"] == 1 and {f: (folder / f).read_bytes() for f in made} == made
+    check_media(case, pipe, tmp_path, case.samplers)
 
 
 def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
-    whole = pipe(list(case.prompts), sampler=case.samplers[0], seed=3)
-    for item, tokens in zip(whole.items, whole.tokens, strict=True):
-        alone = pipe(item.given or item.prompt, sampler=case.samplers[0], seed=item.seed).tokens[0]
-        assert (
-            torch.allclose(alone, tokens, atol=1e-9)
-            if alone.is_floating_point()
-            else torch.equal(alone, tokens)
-        )
-    assert not torch.allclose(whole.tokens[0], whole.tokens[1])  # control
+    check_alone(case, pipe, case.samplers[0])
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name(case, family):

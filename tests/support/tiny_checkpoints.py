@@ -17,6 +17,9 @@ SHAPE = dict(
 )
 
 
+KINDS = ("llama", "qwen3", "gpt_neox")
+
+
 def tiny(name: str, seed: int = 0):
     from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen3Config
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 EDGE = 64  # values at both ends of a tensor that its digest reads
 
@@ -13,7 +15,17 @@ def digest_of(model: torch.nn.Module) -> str:
     """Digest a model's weights: names, shapes, and both ends of every tensor."""
     digest = hashlib.sha256()
     for name, x in sorted(model.state_dict().items()):
-        flat = x.detach().flatten()
-        ends = torch.cat([flat[:EDGE], flat[-EDGE:]]).double().cpu()
-        digest.update(f"{name} {tuple(x.shape)}\n".encode() + ends.numpy().tobytes())
+        digest.update(f"{name} {tuple(x.shape)}\n".encode())
+        for part in _parts(x.detach()):
+            flat = part.flatten()
+            ends = torch.cat([flat[:EDGE], flat[-EDGE:]]).double().cpu()
+            digest.update(ends.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _parts(x: Tensor) -> list[Tensor]:
+    """Return the tensors that hold the numbers of one: codes and scales of a quantised weight."""
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    names, _ = x.__tensor_flatten__()
+    return [getattr(x, name) for name in names]

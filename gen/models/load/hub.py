@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gen.core.errors import GenError, bad_type, bad_value, hint
+from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.libraries import huggingface_hub
 from gen.models.load.reads import ENDINGS, PICKLES
 from gen.models.load.weights import is_variant
@@ -48,6 +49,7 @@ class HubOptions:
         variant: name of the files of weights to read, such as ``fp16`` for
             ``model.fp16.safetensors``.
         local_files_only: read the local cache and open no connection.
+        gguf_file: file of the repository or folder that holds the whole model in GGUF.
     """
 
     revision: str | Mapping[str, str] | None = None
@@ -56,6 +58,7 @@ class HubOptions:
     subfolder: str | None = None
     variant: str | None = None
     local_files_only: bool = False
+    gguf_file: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a value of another type."""
@@ -77,13 +80,19 @@ class HubOptions:
             not isinstance(self.variant, str) or not self.variant or "/" in self.variant
         ):
             raise bad_value("variant", self.variant, "a name, such as 'fp16'")
-        inside = self.subfolder
-        if inside is not None and (
-            not isinstance(inside, str)
-            or PurePosixPath(inside).is_absolute()
-            or ".." in PurePosixPath(inside).parts
-        ):
-            raise bad_value("subfolder", inside, "a folder inside the model's, such as 'model'")
+        if not _is_inside(self.subfolder):
+            raise bad_value(
+                "subfolder", self.subfolder, "a folder inside the model's, such as 'model'"
+            )
+        if not _is_inside(self.gguf_file) or not str(self.gguf_file or GGUF).endswith(GGUF):
+            raise bad_value(
+                "gguf_file", self.gguf_file, "a file inside the model's folder, such as 'q8_0.gguf'"
+            )
+        if self.gguf_file is not None and self.variant is not None:
+            raise GenError(
+                f"gguf_file is {self.gguf_file!r} and variant {self.variant!r}; expected one of"
+                " them: a GGUF file is the whole model"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options without the token: a pickle may be stored."""
@@ -111,13 +120,13 @@ class HubOptions:
 
         Args:
             name: the model.
-            main: False for a model beside the main one, such as a draft model: revision, subfolder
-                and variant are those of the main model, unless ``revision`` is a mapping.
+            main: False for a model beside the main one, such as a draft model: revision, subfolder,
+                variant and file are those of the main model, unless ``revision`` is a mapping.
         """
         named = self.revision if isinstance(self.revision, Mapping) else {}
         if main:
             return replace(self, revision=named.get(name) if named else self.revision)
-        return replace(self, revision=named.get(name), subfolder=None, variant=None)
+        return replace(self, revision=named.get(name), subfolder=None, variant=None, gguf_file=None)
 
     def pinned(self, commits: Mapping[str, str], main: str | None) -> HubOptions:
         """Return the options with the revision of every model that has a known commit.
@@ -134,6 +143,16 @@ class HubOptions:
         if not isinstance(known, Mapping):
             known = {} if known is None or main is None else {main: known}
         return replace(self, revision={**known, **commits})
+
+
+def _is_inside(path: Any) -> bool:
+    """Return True for None, and for a relative path that does not leave its folder."""
+    if path is None:
+        return True
+    if not isinstance(path, str) or not path:
+        return False
+    parts = PurePosixPath(path)
+    return not parts.is_absolute() and ".." not in parts.parts
 
 
 HUB = HubOptions()  # nothing was given
@@ -169,12 +188,17 @@ def snapshot_of(name: str, hub: HubOptions) -> Snapshot:
     how = {k: v for k, v in how.items() if v not in (None, False) or (k, v) == ("token", False)}
     if hub.subfolder:
         how["allow_patterns"] = f"{hub.subfolder.strip('/')}/*"
-    pickles = [f"*{p}" for p in PICKLES]
+    inside = f"{hub.subfolder.strip('/')}/" if hub.subfolder else ""
+    if hub.gguf_file:
+        how["allow_patterns"] = [f"{inside}{x}" for x in (hub.gguf_file, "*.json", "*.jinja")]
+    pickles, others = [f"*{p}" for p in PICKLES], [] if hub.gguf_file else [f"*{GGUF}"]
+    ignored = [*pickles, *_others(hub), *others]
     snapshot_download = huggingface_hub().snapshot_download
     try:
-        path = Path(snapshot_download(name, ignore_patterns=[*pickles, *_others(hub)], **how))
-        if next(path.rglob("*.safetensors"), None) is None:
-            path = Path(snapshot_download(name, **{**how, "revision": path.name}))
+        path = Path(snapshot_download(name, ignore_patterns=ignored, **how))
+        if not hub.gguf_file and next(path.rglob("*.safetensors"), None) is None:
+            how["revision"] = path.name
+            path = Path(snapshot_download(name, ignore_patterns=others, **how))
     except (OSError, ValueError) as error:  # all errors of the hub are one of these
         raise _not_cached(name, hub, revision, error) from None
     return Snapshot(path, path.name)

@@ -3,16 +3,30 @@ errors."""
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gen.core.errors import GenError
-from gen.models.load.libraries import LOADING, transformers
+from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
+from gen.models.load.gguf import (
+    dequantize_keywords,
+    no_progress_bar,
+    require_all_read,
+    tokens_of_file,
+)
+from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
-from gen.models.load.reads import note_folder, note_network
+from gen.models.load.reads import note_file, note_folder, note_network
 from gen.models.load.weights import require_fit, weight_files
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "chat_template.jinja",
+)  # fmt: skip
 
 
 def pretrained(
@@ -34,19 +48,35 @@ def pretrained(
         dtype: Dtype of floating-point weights.
         device_map: Placement by accelerate.
         name: Name of the model in messages, by default ``path``.
-        **more: Further arguments, such as ``variant``, ``max_memory`` or ``trust_remote_code``.
+        **more: Further arguments, such as ``variant``, ``max_memory``, ``trust_remote_code`` or
+            ``gguf_file``, a file of the folder.
 
     Raises:
         GenError: Weights are missing, cannot be read, or do not fit the class exactly.
     """
     folder = Path(path) / more.get("subfolder", "")
     is_local = folder.is_dir()
-    if is_local and (more.get("variant") or not _has_weight_files(folder)):
+    gguf = folder / more["gguf_file"] if "gguf_file" in more else None
+    if gguf is not None:
+        note_file(gguf)
+        more |= dequantize_keywords()
+    elif is_local and (more.get("variant") or not _has_weight_files(folder)):
         weight_files(folder, more.get("variant"))  # raises the error that lists expected files
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
-    model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
+    stored = _stored_quantization(folder)
+    if (
+        stored
+    ):  # transformers reads weights that are stored in few bits by the package that made them
+        show_quantizers()
+    with no_progress_bar() if gguf is not None else nullcontext():
+        model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
+    if gguf is not None:
+        require_all_read(gguf, model, str(name or path))
+    if stored.get("quant_method") == "bitsandbytes":
+        require_rows_apart(model.config.quantization_config)
+        keep_layout(model)
     model = model.eval().requires_grad_(False)
     return model if device_map is not None else model.to(device)
 
@@ -58,7 +88,8 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
     read, and lists missing, extra and mis-shaped weights.
     """
     name = name or path
-    note_folder(Path(path) / options.get("subfolder", ""))
+    if "gguf_file" not in options:
+        note_folder(Path(path) / options.get("subfolder", ""))
     with LOADING, readable(kind, name), quiet():
         model, info = cls.from_pretrained(
             path, **options, output_loading_info=True, ignore_mismatched_sizes=True
@@ -80,6 +111,15 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
     return model
 
 
+def _stored_quantization(folder: Path) -> dict[str, Any]:
+    """Return what a local folder's config says about quantised weights; empty for none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the loader says what is wrong with it
+        return {}
+    return config.get("quantization_config") or {}
+
+
 def _has_weight_files(folder: Path) -> bool:
     """Check for any weights: folders may hold several files of one model, as shards or in several
     precisions."""
@@ -89,14 +129,22 @@ def _has_weight_files(folder: Path) -> bool:
 def tokenizer_of(
     path: str | Path, *, name: str | Path = "", trust_remote_code: bool = False, **more: Any
 ) -> Any:
-    """Load the tokenizer of a folder with ``AutoTokenizer``. Raises ``GenError`` if it cannot be
-    read."""
-    note_folder(Path(path), weights=False)
+    """Load the tokenizer of a folder with ``AutoTokenizer``, or that of its ``gguf_file``. Raises
+    ``GenError`` if it cannot be read."""
+    if "gguf_file" not in more:
+        note_folder(Path(path), weights=False)
+    for file in TOKENIZER_FILES if "gguf_file" in more else ():  # which come before those in it
+        if (Path(path) / file).is_file():
+            note_file(Path(path) / file)
     try:
         with quiet():
-            return transformers().AutoTokenizer.from_pretrained(
+            tokenizer = transformers().AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=trust_remote_code, **more
             )
+        if "gguf_file" in more:
+            file = Path(path) / more["gguf_file"]
+            tokenizer = tokens_of_file(file, tokenizer, str(name or path))
+        return tokenizer
     except Exception as error:  # the library raises bare Exceptions
         reason = " ".join(str(error).split())[:200]
         raise GenError(

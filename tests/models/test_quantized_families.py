@@ -1,0 +1,161 @@
+"""Every family of checkpoints in int8: what the contract of families asks of a model holds for one
+with quantised weights, and it is exactly the model of those weights."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tiny_checkpoints
+import torch
+from families import CAUSAL, WRITERS, Case
+from family_checks import check_alone, check_media
+from published import save_quietly, tiny_tokenizer
+from weight_bytes import layer_bytes
+
+import gen
+from gen.core.errors import GenError
+from gen.models.load.bits_and_bytes import BITS_AND_BYTES
+from gen.models.load.quantize import block_linears
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("torchao", reason="make test-quantization has torchao")
+# In float32 two orders of summation differ by some 1e-6 of a logit. Two ids would have to be as
+# close for a token to differ, which no prompt and seed here meets; log-probabilities of five
+# layers of such sums are allowed 1e-4. Latents go through hundreds of steps of a diffusion head:
+# without quantisation, too, an item alone differs by 1e-6 of the largest number.
+NEAR, LATENTS = 1e-4, 1e-4
+
+
+def text_kind(kind: str):
+    def write(folder):
+        save_quietly(tiny_checkpoints.tiny(kind), folder)
+        save_quietly(tiny_tokenizer(), folder)
+        return Case("text", folder, {"max_new_tokens": 5}, ("w1 w2 w3", "w9"), CAUSAL)
+
+    return write
+
+
+ALL = {
+    **WRITERS,
+    **{f"causal_lm:{k}": text_kind(k) for k in tiny_checkpoints.KINDS if k != "llama"},
+}
+
+
+@pytest.fixture(scope="module", params=ALL)
+def case(request, tmp_path_factory):
+    return ALL[request.param](tmp_path_factory.mktemp(request.param.replace(":", "-")))
+
+
+def load(case: Case, dtype: str, **more):
+    return gen.load(case.modality, model=case.path, dtype=dtype, **case.options, **more)
+
+
+def network_of(pipe) -> torch.nn.Module:
+    checkpoint = pipe.bound(pipe.model)[0]
+    return checkpoint.adapter(checkpoint.protocols[0]).model
+
+
+@pytest.fixture(scope="module")
+def pipe(case):
+    return load(case, "float32", quantization="int8")
+
+
+@pytest.fixture(scope="module")
+def dequantized(case, pipe):
+    """The same checkpoint in float64, with the numbers that the quantised weights stand for."""
+    reference = load(case, "float64")
+    layers = block_linears(network_of(pipe))
+    with torch.no_grad():
+        for key, layer in block_linears(network_of(reference)).items():
+            layer.weight.copy_(layers[key].weight.dequantize())
+    return reference
+
+
+def test_all_linear_layers_of_blocks_take_a_byte_per_number(case, pipe):
+    layers = block_linears(network_of(pipe))
+    assert layers and layers.keys() == block_linears(network_of(load(case, "float32"))).keys()
+    for name, layer in layers.items():
+        rows, width = layer.weight.shape
+        # a float32 scale and a zero of one byte for each row
+        assert layer_bytes(layer) == rows * (width + 5), name
+        assert width < 25 or layer_bytes(layer) < 0.6 * 2 * rows * width, name
+
+
+def test_a_quantised_model_is_the_model_of_its_weights(case, pipe, dequantized):
+    how = {"sampler": case.samplers[0], "seed": 3}
+    greedy = {"temperature": 0} if "causal" in pipe.bound(pipe.model)[0].protocols else {}
+    ours = pipe(list(case.prompts), **how, **greedy)
+    want = dequantized(list(case.prompts), **how, **greedy)
+    if ours.tokens.is_floating_point():
+        off = (ours.tokens - want.tokens).abs().max()
+        assert off <= LATENTS * want.tokens.abs().max()
+    else:
+        assert torch.equal(ours.tokens, want.tokens)
+    if greedy:
+        made = [
+            x(list(case.prompts), logprobs=1, **how, **greedy).logprobs for x in (pipe, dequantized)
+        ]
+        off = [
+            abs(a.logprob - b.logprob)
+            for row, other in zip(*made, strict=True)
+            for a, b in zip(row, other, strict=True)
+            if a is not None
+        ]
+        assert off and max(off) < NEAR
+        plain = load(case, "float64")(list(case.prompts), logprobs=1, **how, **greedy).logprobs
+        control = [
+            abs(a.logprob - b.logprob)
+            for row, other in zip(made[0], plain, strict=True)
+            for a, b in zip(row, other, strict=False)
+            if a is not None
+        ]
+        assert max(control) > 10 * max(off)  # control: other weights are other numbers
+
+
+def test_speculation_gives_its_own_greedy_and_drawn_tokens(case, pipe):
+    if "causal" not in pipe.bound(pipe.model)[0].protocols:
+        pytest.skip("a masked model has no autoregressive tokens")
+    for temperature in (0.0, 1.0):
+        plain, *fast = (
+            pipe(list(case.prompts), sampler=sampler, seed=3, temperature=temperature).tokens
+            for sampler in (
+                "autoregressive",
+                "speculative_jacobi",
+                {"name": "speculative_jacobi", "window": 3},
+            )
+        )
+        assert all(torch.equal(plain, tokens) for tokens in fast), temperature
+
+
+def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
+    for sampler in case.samplers[:2]:
+        check_alone(case, pipe, sampler, LATENTS)
+
+
+def test_samplers_write_media_and_a_second_run_makes_what_is_missing(case, pipe, tmp_path):
+    assert pipe.model_options["quantization"] == "int8"
+    check_media(case, pipe, tmp_path, case.samplers[:1])
+
+
+@pytest.mark.parametrize("how", [{"name": "int4", "group_size": 32}, *BITS_AND_BYTES], ids=str)
+@pytest.mark.parametrize("name", ["llamagen", "whisper", "musicgen", "csm", "chameleon"])
+def test_fewer_bits_and_bitsandbytes_give_their_own_greedy_tokens(name, how, tmp_path):
+    if how in BITS_AND_BYTES:
+        pytest.importorskip("bitsandbytes")
+    case = WRITERS[name](tmp_path)
+    try:
+        pipe = load(case, "float32", quantization=how)
+    except GenError as error:  # kernels of int4 take rows in 16s and widths in groups
+        assert re.search("expect N to be dividable by 16|expected a group_size", str(error))
+        assert "int4" in str(how) and "\n" not in str(error)
+        return
+    assert any(
+        type(m) is not torch.nn.Linear or type(m.weight) is not torch.nn.Parameter
+        for m in block_linears(network_of(pipe)).values()
+    )
+    made = [
+        pipe(list(case.prompts), sampler=sampler, seed=3, temperature=0).tokens
+        for sampler in ("autoregressive", "speculative_jacobi")
+    ]
+    assert torch.equal(*made)
