@@ -33,6 +33,7 @@ from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
+from gen.models.load.saved import Saved, read_saved
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
@@ -45,11 +46,19 @@ CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
 class CheckpointFiles:
-    """Files of a checkpoint on disk. ``name``: as the user wrote it. ``path``: its folder, or the
-    single file of its weights. ``commit``: commit hash of a repository of the hub."""
+    """Files of a checkpoint on disk.
 
-    def __init__(self, name: str | Path, path: Path, commit: str | None = None):
-        self.name, self.path, self.commit = str(name), path, commit
+    Attributes:
+        name: the model as the user wrote it.
+        path: folder of the checkpoint, or the single file of its weights.
+        commit: commit hash of a repository of the hub.
+        saved: record of the saved pipeline that the model is part of; None for any other model.
+    """
+
+    def __init__(
+        self, name: str | Path, path: Path, commit: str | None = None, saved: Saved | None = None
+    ):
+        self.name, self.path, self.commit, self.saved = str(name), path, commit, saved
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
@@ -69,8 +78,7 @@ class CheckpointFiles:
         if in_zoo or exists(path):
             _require_no_repository(text, hub, in_zoo or path.is_file())
             path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
-            require_variant(path, text, hub.variant)
-            return cls(name, path)
+            return cls._in(name, path, hub)
         if (
             text.count("/") != 1
             or text.startswith((".", "/", "~"))
@@ -81,8 +89,21 @@ class CheckpointFiles:
             )
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
-        require_variant(path, text, hub.variant)
-        return cls(name, path, found.commit)
+        files = cls._in(name, path, hub, found.commit)
+        variant = files.saved and files.saved.options.get("variant")
+        if variant and hub.variant is None:  # its weights may not have been fetched yet
+            snapshot_of(text, replace(hub, revision=found.commit, variant=variant))
+        return files
+
+    @classmethod
+    def _in(
+        cls, name: str | Path, path: Path, hub: HubOptions, commit: str | None = None
+    ) -> CheckpointFiles:
+        """Return the checkpoint of a folder or file, or of the saved pipeline in a folder."""
+        saved = read_saved(path)
+        path = path if saved is None else saved.model
+        require_variant(path, str(name), hub.variant)
+        return cls(name, path, commit, saved)
 
     @property
     def folder(self) -> Path:

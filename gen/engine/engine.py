@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError
 from gen.core.memory import free_memory, is_out_of_memory
 from gen.core.sampler import SamplerSpec
 from gen.engine.lane import Lane, LaneBatch
@@ -138,7 +139,14 @@ class Engine:
             GenError: anything that cannot be done.
             QueueFull: too many items wait.
         """
-        pipe = self.models.pipeline(model)
+        pipe, served = self.models.pipeline(model), self.models.get(model)
+        if served.adapter is not None:
+            if options.get("adapter") is not None:
+                raise GenError(
+                    f"adapter is {options['adapter']!r} and the model {model!r}, which names an"
+                    f" adapter; expected the model {served.parent!r}"
+                )
+            options["adapter"] = served.adapter
         request = pipe.request(prompts, sampler, num_samples, seed, dict(options))
         request = replace(request, start=start, previews=partial_images, trace=trace)
         ticket = Ticket(model, request, on_chunk, on_step, deadline)
@@ -263,7 +271,8 @@ class Engine:
                 self._prepared.release()
             lane = self._lanes.get(work.lane)
             if lane is None:
-                lane = Lane(work.ticket.model, self.max_rows, self.stats)
+                served = self.models.get(work.ticket.model)
+                lane = Lane(served.parent or served.id, self.max_rows, self.stats)
                 self._lanes[work.lane] = lane
             lane.queue.append(work)
             wait = 0.0

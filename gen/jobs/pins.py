@@ -70,7 +70,7 @@ def named_models(job: Job, local: bool = False) -> NamedModels:
             continue
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
-        found.weights[label] = _digest_of(files.path)
+        found.weights[label] = _digest_of(files.saved.folder if files.saved else files.path)
         if files.commit is not None:
             found.commits[label] = files.commit
     return found

@@ -41,6 +41,7 @@ from gen.models.load.locate import (
     stored_dtype,
 )
 from gen.models.load.quantize import Quantization
+from gen.models.load.saved import Saved
 from gen.models.zoo import load_lm
 
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
@@ -82,7 +83,7 @@ class ModalityModels:
         modality: str | Modality,
         model: str | Path | None = None,
         device: str | torch.device = AUTO,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype | None = None,
         device_map: str | Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         compile: bool = False,
@@ -102,7 +103,13 @@ class ModalityModels:
         )
         self.model = None if model is None else str(model)
         picked = pick_device(device)
-        hub = HubOptions(**{k: options.pop(k) for k in HUB_KEYWORDS if k in options})
+        self._files: dict[str, CheckpointFiles] = {}
+        hub = HubOptions.among(options)
+        if saved := self._saved(hub):
+            options = {**saved.options, **options}
+            dtype = saved.dtype if dtype is None else dtype
+            hub = HubOptions.among(options)
+        options = {k: v for k, v in options.items() if k not in HUB_KEYWORDS}
         placement = {k: options.pop(k, None) for k in PLACEMENT}
         self._load_options = LoadOptions(
             picked,
@@ -114,7 +121,7 @@ class ModalityModels:
             quantization=Quantization.of(quantization),
             adapters=_adapter_folders(adapters),
         )
-        self._files: dict[str, CheckpointFiles] = {}
+        dtype = "float32" if dtype is None else dtype
         self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
         self.compile = compile
         self.negative_condition: Any = None
@@ -133,6 +140,24 @@ class ModalityModels:
         self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
+
+    def _saved(self, hub: HubOptions) -> Saved | None:
+        """Return the record of the saved pipeline that the model is; None for any other model.
+
+        Raises:
+            GenError: the model cannot be found, or a saved model of gen's own architectures is one
+                of another modality.
+        """
+        if self.model is None:
+            return None
+        self._files[self.model] = CheckpointFiles.find(self.model, hub.of(self.model))
+        files, asked = self._files[self.model], self.modality_name()
+        if files.saved and files.embedded and files.saved.modality != asked:
+            raise GenError(
+                f"{self.model} is a saved pipeline of modality {files.saved.modality!r}; expected"
+                f" one of {asked!r}"
+            )
+        return files.saved
 
     def _dtype_of(self, dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         """Return the dtype of a name; ``auto`` is the one that a published model is stored in.
@@ -159,10 +184,13 @@ class ModalityModels:
         return {n: f.commit for n, f in self._files.items() if f.commit is not None}
 
     def _local(self, name: str) -> str:
-        """Return the name of a model, or the folder of one that lies in a repository or in a
-        subfolder."""
+        """Return the name of a model, or the folder of one that lies in a repository, a subfolder
+        or a saved pipeline."""
         inside = name == self.model and self._load_options.hub.subfolder
-        return str(self.files(name).path) if name in self.commits or inside else name
+        found = self._files.get(name)
+        if name in self.commits or inside or (found and found.saved):
+            return str(self.files(name).path)
+        return name
 
     def _forget(self) -> None:
         """Drop all models and frontends that were loaded."""
@@ -222,6 +250,12 @@ class ModalityModels:
     def dtype(self) -> torch.dtype:
         """Floating-point type of models."""
         return self._load_options.dtype
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the adapters that prompts may choose; none where one is merged."""
+        adapters = self._load_options.adapters
+        return tuple(adapters) if isinstance(adapters, Mapping) else ()
 
     def modality_name(self) -> str:
         """Return the name by which the modality is loaded again."""
@@ -393,8 +427,10 @@ class ModalityModels:
 
         A model trained elsewhere brings its frontend and draft model along.
         """
-        beside = Path(self.model or "").expanduser().resolve().parent / name
-        return beside if self.model and beside.is_dir() else None
+        if not self.model:
+            return None
+        beside = Path(self._local(self.model)).expanduser().resolve().parent / name
+        return beside if beside.is_dir() else None
 
     def model_name(self, sampler: SamplerSpec, part: str = "") -> str:
         """Return the name of the model that serves a sampler or preset.

@@ -1,4 +1,4 @@
-"""Save a pipeline to a folder that stands alone, and read such a folder.
+"""Save a pipeline to a folder that stands alone.
 
 The record ``gen_pipeline.json`` names the modality, the model below the folder, the dtype and the
 options of the model's family. A published checkpoint is saved in its published layout: the files
@@ -13,8 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,44 +26,9 @@ from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
 from gen.models.load.locate import ZOO, config_field, model_kind, quiet
 from gen.models.load.reads import ENDINGS, TEXTS
+from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
 from gen.pipeline.models import WEIGHTS, ModalityModels
-
-RECORD = "gen_pipeline.json"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Content of a record. ``model`` is the path of the model; ``options`` are its family's."""
-
-    modality: str
-    model: Path
-    dtype: str
-    options: Mapping[str, Any]
-
-
-def read_saved(name: Any) -> Saved | None:
-    """Read the record of a saved pipeline; None for anything that is no folder with one.
-
-    Raises:
-        GenError: the record cannot be read.
-    """
-    if not isinstance(name, (str, Path)) or not str(name):
-        return None
-    folder = Path(name).expanduser()
-    if not os.path.isfile(folder / RECORD):
-        return None
-    try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        options = dict(found["options"])
-        for key in found["paths"]:
-            options[key] = str(folder / options[key])
-        return Saved(found["modality"], folder / found["model"], found["dtype"], options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GenError(
-            f"{folder / RECORD} cannot be read ({type(error).__name__}: {error}); expected the"
-            " record that pipe.save_pretrained writes"
-        ) from None
 
 
 def save_pipeline(
@@ -117,7 +81,7 @@ def _save_own(
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
     with quiet():
         model.save_pretrained(work / source.name, max_shard_size=max_shard_size)
-    kind = model_kind(name)
+    kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
     protocols, _ = pipe.serves(name)
     drafts = [pipe.modality.models.get(model_key(p, kind, True)) for p in protocols]
