@@ -1,4 +1,4 @@
-"""Command ``show``: a resolved config, the parameters of a sampler or preset, or a saved pipeline."""
+"""Command ``show``: a resolved config, parameters of a sampler or preset, or a saved pipeline."""
 
 from __future__ import annotations
 
