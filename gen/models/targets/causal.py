@@ -23,7 +23,6 @@ from gen.models.adapters.protocols import (
     SuperposedModel,
     TreeModel,
 )
-from gen.models.load.routed import Router
 from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
 from gen.models.targets.past import Past
 
@@ -41,14 +40,10 @@ class CausalTarget(Target):
             None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
-        router: chooses the adapters of the rows; None where the network has none by name.
-        adapters: adapter of each item, int64 [N], with a router.
     """
 
     model: CausalModel
     left_to_right = True
-    router: Router | None = None
-    adapters: np.ndarray | None = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -124,8 +119,6 @@ class CausalTarget(Target):
     def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
         """See ``Target.put``."""
         super().put(items, other, numbers)
-        if self.adapters is not None and isinstance(other, CausalTarget):
-            self.adapters[items] = 0 if other.adapters is None else other.adapters[numbers]
         self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
         if self.past is not None:
             prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
@@ -313,10 +306,6 @@ class CausalTarget(Target):
         """Look up the adapter of each row, int64 [B]; 0 where there are none."""
         items = self.prompts.row_items
         return np.zeros_like(items) if self.adapters is None else self.adapters[items]
-
-    def _handed_over(self, fresh: Self) -> Self:
-        fresh.router, fresh.adapters = self.router, self.adapters
-        return super()._handed_over(fresh)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
