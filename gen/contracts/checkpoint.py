@@ -23,11 +23,18 @@ from torch import Tensor, nn
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
-from gen.core.errors import GenError, bad_type, unknown
+from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
-from gen.models.load.hub import HUB, HubOptions, in_subfolder, require_variant, snapshot_of
+from gen.models.load.hub import (
+    HUB,
+    HUB_KEYWORDS,
+    HubOptions,
+    in_subfolder,
+    require_variant,
+    snapshot_of,
+)
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
@@ -42,6 +49,9 @@ NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4
 # keywords that a family takes or not (``Checkpoint.takes``)
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
+PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
+WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
+OF_EVERY_FAMILY = (*HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS)
 CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
@@ -464,10 +474,11 @@ def load_checkpoint(
         if not options_of(cls):
             raise GenError(
                 f"model {files.name} got the option {key!r}; expected none, its family has no"
-                " options"
+                f" options.{hint(key, OF_EVERY_FAMILY)}"
             )
         if key not in options_of(cls):
-            raise unknown(f"option of model {files.name}:", key, options_of(cls))
+            known = [*options_of(cls), *OF_EVERY_FAMILY]
+            raise unknown(f"option of model {files.name}:", key, known)
     with recording() as reads:
         checkpoint = cls(files, modality, how, **options)
     checkpoint.reads = reads

@@ -10,6 +10,9 @@ from typing import Any, Self
 import torch
 
 from gen.contracts.checkpoint import (
+    OF_EVERY_FAMILY,
+    PLACEMENT,
+    WEIGHTS,
     Checkpoint,
     CheckpointFiles,
     LoadOptions,
@@ -44,12 +47,7 @@ from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
 from gen.models.zoo import load_lm
 
-PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
-WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-LOAD_KEYWORDS = (
-    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
-    *HUB_KEYWORDS, *PLACEMENT, *WEIGHTS,
-)  # fmt: skip
+LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
 
 def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:

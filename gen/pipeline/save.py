@@ -19,7 +19,7 @@ from typing import Any
 
 import huggingface_hub
 
-from gen.contracts.checkpoint import Checkpoint
+from gen.contracts.checkpoint import WEIGHTS, Checkpoint
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
@@ -28,7 +28,7 @@ from gen.models.load.locate import ZOO, config_field, model_kind, quiet
 from gen.models.load.reads import ENDINGS, TEXTS
 from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
-from gen.pipeline.models import WEIGHTS, ModalityModels
+from gen.pipeline.models import ModalityModels
 
 
 def save_pipeline(

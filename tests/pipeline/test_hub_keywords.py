@@ -388,3 +388,35 @@ def test_max_memory_moves_what_does_not_fit_to_the_disk(folders, tmp_path):
     positions = set(pipe.components["model"].model.hf_device_map.values())
     assert positions == {"cpu", "disk"}
     assert torch.equal(pipe(["w1"], seed=0).tokens, plain(["w1"], seed=0).tokens)
+
+
+# --- commands
+
+
+def test_commands_take_the_same_options_and_refuse_the_same(cache, tmp_path, capsys):
+    def said(*words, code=2):
+        capsys.readouterr()
+        assert main([*words]) == code, capsys.readouterr().err
+        found = capsys.readouterr()
+        return found.out if code == 0 else found.err
+
+    model, out = ["--model", "me/tiny", "--model-option", "max_new_tokens=3"], tmp_path / "out"
+    bench = ["bench", "text", *model, "--samplers", "autoregressive", "--quick", "--batch-sizes=1"]
+    sample = ["sample", "text", "w1", *model, "--sampler", "autoregressive", "--out", str(out)]
+    report = tmp_path / "report.json"
+    prompts = ["--prompts", "1", "--repeats", "1"]
+    options = ["--model-option", "local_files_only=true", "--model-option", "variant=fp61"]
+    for command in (bench, sample):
+        assert "Did you mean 'main'" in said(*command, "--model-option", "revision=mian")
+        assert "Did you mean 'revision'" in said(*command, "--model-option", "revison=v1")
+        assert "no variants" in said(*command, *options)
+        assert "expected KEY=VALUE" in said(*command, "--model-option", "revision")
+        assert "names 'revision' twice" in said(*command, *["--model-option", "revision=v1"] * 2)
+        err = said(*command, "--model-option", f"token={SECRET}")
+        assert "HF_TOKEN" in err and SECRET not in err
+    assert "with one modality" in said("bench", "all", "--model-option", "revision=v1")
+    assert "loads no model" in said(*bench, "--estimate", "h100", "--model-option", "revision=v1")
+    said(*bench, *prompts, "--model-option", "revision=v1", "--out", str(report), code=0)
+    assert json.loads(report.read_text())["revision"] == "v1"
+    said(*sample, "--model-option", "revision=v1", code=0)
+    assert read_plan(out)["commits"] == {"me/tiny@v1": OLD}

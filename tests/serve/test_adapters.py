@@ -91,9 +91,7 @@ def test_options_of_the_command_reach_the_model_that_they_name(case, tmp_path):
     made, folders = case
     asked = [f"mine:adapters.{name}={folder}" for name, folder in folders.items()]
     asked += ["mine:max_new_tokens=5"]
-    engine = make_engine(
-        args_of(f"mine=text:{made.path}", "plain=text:text-causal", options=asked)
-    )
+    engine = make_engine(args_of(f"mine=text:{made.path}", "plain=text:text-causal", options=asked))
     try:
         assert [m.id for m in engine.models.list()] == ["mine", "mine:poet", "mine:short", "plain"]
         assert engine.models.pipeline("mine:poet") is engine.models.pipeline("mine")
@@ -123,5 +121,3 @@ def test_a_saved_pipeline_is_served_in_its_dtype(case, tmp_path):
         assert torch.equal(made.tokens, pipe("w1 w2", seed=2).tokens)
     finally:
         engine.close()
-
-
