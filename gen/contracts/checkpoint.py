@@ -218,11 +218,6 @@ class LoadOptions:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
         not fit each other."""
         if isinstance(self.device_map, Mapping):
-            if set(self.device_map.values()) == {"disk"}:
-                raise GenError(
-                    "device_map leaves all modules on disk; expected at least the embedding of the"
-                    " tokens in memory"
-                )
             for position in self.device_map.values():
                 if position != "disk":
                     pick_device(f"cuda:{position}" if isinstance(position, int) else position)
@@ -335,6 +330,8 @@ class Checkpoint(ABC):
         accepts: parts of a ``Condition`` that ``parse`` takes.
         most: largest number of media of a part that ``parse`` takes, where there is one.
         takes: those of ``FROM_PRETRAINED`` that loading honours.
+        runs_from_disk: whether a device map may leave all modules on disk; False where the network
+            reads weights beside its modules.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -352,6 +349,7 @@ class Checkpoint(ABC):
     accepts: ClassVar[frozenset[str]] = frozenset({"text"})
     most: ClassVar[Mapping[str, int]] = {}
     takes: ClassVar[frozenset[str]] = frozenset()
+    runs_from_disk: ClassVar[bool] = True
 
     modality: Modality
     frontend: TokenFrontend
@@ -516,6 +514,12 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
                 f" Families that take it: {', '.join(taking)}"
             )
+    is_mapped = isinstance(how.device_map, Mapping)
+    if is_mapped and set(how.device_map.values()) == {"disk"} and not cls.runs_from_disk:
+        raise GenError(
+            f"device_map leaves all modules of model {files.name} on disk, and its network reads"
+            " weights beside its modules; expected at least the embedding of the tokens in memory"
+        )
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:

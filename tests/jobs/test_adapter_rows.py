@@ -104,7 +104,7 @@ def test_another_choice_is_another_job_and_a_sidecar_makes_its_item_again(case, 
 
 
 def test_an_adapter_that_was_trained_further_is_not_resumed(case, tmp_path, capsys):
-    made, folders = case
+    made, _ = case
     copies = write_adapters(made, tmp_path, poet=3, short=5)
     out = tmp_path / "out"
     tree = tree_of((made, {k: str(v) for k, v in copies.items()}), out, prompts=listed(CHOSEN))
