@@ -220,12 +220,14 @@ class ModalityModels:
 
     def _allowed(self) -> set[str]:
         """Return the options that a model of gen's own architectures may get: those of its
-        repository, and without a model those of a draft model's repository."""
+        repository and of ``from_pretrained``, and without a model those of a draft model's
+        repository."""
         refused = {"variant"}
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        return set(HUB_KEYWORDS) - refused | set(WEIGHTS if self.model is not None else ())
+        more = {*WEIGHTS, *PLACEMENT, "device_map"} if self.model is not None else set()
+        return set(HUB_KEYWORDS) - refused | more
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -506,8 +508,10 @@ class ModalityModels:
         if checkpoint is not None:
             return checkpoint, checkpoint.binding, checkpoint.frontend
         where = self._local(name)
-        model = load_lm(where, self.device, self.dtype)
-        if name == self.model:
+        is_main = name == self.model  # a draft model beside it is small, and stays whole
+        more = self._load_options.pretrained_keywords if is_main else {}
+        model = load_lm(where, **{"device": self.device, "dtype": self.dtype, **more})
+        if is_main:
             self._load_options.change(model, name)
         # a foreign config class: the key is there where the recipe wrote it
         frontend = self.frontend(model_kind(where), config_field(model.config, "frontend"))

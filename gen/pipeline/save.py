@@ -31,6 +31,9 @@ from gen.pipeline.card import card_of
 from gen.pipeline.models import ModalityModels
 
 
+ARITHMETIC = ("attn_implementation",)  # options of loading that a saved pipeline keeps
+
+
 def save_pipeline(
     pipe: ModalityModels,
     folder: str | Path,
@@ -90,7 +93,8 @@ def _save_own(
         folder = own if own.is_dir() else ZOO / other
         if folder.is_dir() and not (work / other).exists():
             _copy_tree(folder, work / other, lambda p: True)
-    return {"model": source.name, "options": {}, "paths": []}
+    options = {k: pipe.model_options[k] for k in ARITHMETIC if k in pipe.model_options}
+    return {"model": source.name, "options": options, "paths": []}
 
 
 def _save_published(
@@ -111,7 +115,7 @@ def _save_published(
     if files.path.is_dir():
         read |= {p for p in _files_under(files.path) if p.suffix in TEXTS}
     options, paths = dict(model.settled), []
-    for key in ("variant", "attn_implementation"):  # of the files, and of their arithmetic
+    for key in ("variant", *ARITHMETIC):
         if key in pipe.model_options:
             options[key] = pipe.model_options[key]
     for key, value in pipe.family_options().items():

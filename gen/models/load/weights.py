@@ -215,6 +215,7 @@ def fill(
     device_map: str | Mapping | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
+    whole: Sequence[str] = (),
     name: str | Path = "",
 ) -> nn.Module:
     """Put weights into a model built ``without_storage``.
@@ -230,6 +231,7 @@ def fill(
         device_map: Placement by accelerate, for models larger than a device.
         max_memory: Most memory of each device, as in accelerate.
         offload_folder: Folder of the weights that the device map leaves on disk.
+        whole: Classes of modules that read weights of modules in them, which come with theirs.
         name: Name of the weights in messages.
 
     Raises:
@@ -254,7 +256,9 @@ def fill(
         model = model.to(device)
     else:
         folder = str(offload_folder) if on_disk else None
-        model = accelerate().dispatch_model(model, solved, offload_dir=folder)
+        model = accelerate().dispatch_model(
+            model, solved, offload_dir=folder, preload_module_classes=list(whole)
+        )
     note_network(model)
     return model.eval().requires_grad_(False)
 
@@ -271,6 +275,20 @@ def device_of(network: nn.Module) -> torch.device:
         first = parameter if first is None else first
     is_placed = config_field(network, "hf_device_map") is not None  # accelerate's mark
     return torch.device("cpu") if first is None or is_placed else first.device
+
+
+def require_in_memory(network: nn.Module, beside: Iterable[str], name: str) -> None:
+    """Raise ``GenError`` where weights are on disk that a network reads beside its modules: its
+    own parameters, and those of the modules named in ``beside``. ``name`` names the model."""
+    read = dict(network._parameters)
+    for path in beside:
+        read |= {f"{path}.{k}": p for k, p in network.get_submodule(path)._parameters.items()}
+    on_disk = [key for key, p in read.items() if p is not None and p.is_meta]
+    if on_disk:
+        raise GenError(
+            f"the device map leaves {', '.join(on_disk[:SHOWN])} of model {name} on disk, which"
+            " its network reads beside its modules; expected them in memory, or more max_memory"
+        )
 
 
 def _misfits(
