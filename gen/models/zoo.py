@@ -22,7 +22,6 @@ from gen.models.nets.frames import FrameModel
 from gen.models.nets.grid_scales import GridScalesModel
 from gen.models.nets.speech_dag import SpeechDagModel
 
-
 # modules whose weights a network reads itself, so that they cannot stay on disk
 READ_BESIDE: dict[type[nn.Module], tuple[str, ...]] = {
     DagModel: ("target", "positions", "link_positions"),

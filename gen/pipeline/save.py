@@ -30,7 +30,6 @@ from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
 from gen.pipeline.models import ModalityModels
 
-
 ARITHMETIC = ("attn_implementation",)  # options of loading that a saved pipeline keeps
 
 
