@@ -89,10 +89,9 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         found = {args.modality: measured(args, load)}
     else:
         if args.model or args.model_option:
-            flag = "--model" if args.model else "--model-option"
             raise GenError(
-                f"{flag} is given to gen bench {ALL}; expected it with one modality, which is all"
-                " that a model serves"
+                f"--model or --model-option is given to gen bench {ALL}; expected it with one"
+                " modality, which is all that a model serves"
             )
         found = {
             name: measured(

@@ -27,7 +27,6 @@ from typing import Any
 import psutil
 
 from gen.core.edit_spec import EditSpec
-from gen.core.errors import GenError
 from gen.core.memory import free_memory, is_out_of_memory
 from gen.core.sampler import SamplerSpec
 from gen.engine.lane import Lane, LaneBatch
@@ -139,15 +138,9 @@ class Engine:
             GenError: anything that cannot be done.
             QueueFull: too many items wait.
         """
-        pipe, served = self.models.pipeline(model), self.models.get(model)
-        if served.adapter is not None:
-            if options.get("adapter") is not None:
-                raise GenError(
-                    f"adapter is {options['adapter']!r} and the model {model!r}, which names an"
-                    f" adapter; expected the model {served.parent!r}"
-                )
-            options["adapter"] = served.adapter
-        request = pipe.request(prompts, sampler, num_samples, seed, dict(options))
+        pipe = self.models.pipeline(model)
+        options = self.models.get(model).options_of(options)
+        request = pipe.request(prompts, sampler, num_samples, seed, options)
         request = replace(request, start=start, previews=partial_images, trace=trace)
         ticket = Ticket(model, request, on_chunk, on_step, deadline)
         count = len(request.items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gen.core.errors import GenError, unknown
 from gen.core.registry import registry
@@ -29,6 +30,18 @@ class ServedModel:
     model: str | None = None
     adapter: str | None = None
     parent: str | None = None
+
+    def options_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request with the adapter. Raises ``GenError`` where the request
+        names one itself."""
+        if self.adapter is None:
+            return dict(options)
+        if options.get("adapter") is not None:
+            raise GenError(
+                f"adapter is {options['adapter']!r} and the model {self.id!r}, which names an"
+                f" adapter; expected the model {self.parent!r}"
+            )
+        return {**options, "adapter": self.adapter}
 
 
 def zoo_models() -> list[ServedModel]:

@@ -63,6 +63,11 @@ def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
     return None if adapters is None else str(adapters)
 
 
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with paths as texts."""
+    return {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
+
+
 class ModalityModels:
     """A modality, its models and its frontends.
 
@@ -119,8 +124,8 @@ class ModalityModels:
             quantization=Quantization.of(quantization),
             adapters=_adapter_folders(adapters),
         )
-        dtype = "float32" if dtype is None else dtype
-        self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
+        chosen = self._dtype_of(dtype or "float32", picked)
+        self._load_options = replace(self._load_options, dtype=chosen)
         self.compile = compile
         self.negative_condition: Any = None
         self._options = options
@@ -132,8 +137,7 @@ class ModalityModels:
             "adapters": how.adapters,
             **placement,
         }
-        explicit = {**{k: v for k, v in loading.items() if v}, **hub.said, **options}
-        self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
+        self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
         # what samplers learned of each model and want to know in the next call
         self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()

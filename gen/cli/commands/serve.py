@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command
+from gen.cli.arguments import Commands, Parser, add_command
 
 HOST, PORT = "127.0.0.1", 8123
 
@@ -48,6 +48,10 @@ def add_serve(commands: Commands) -> None:
     parser.add_argument(
         "--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)"
     )
+    _add_limit_flags(parser)
+
+
+def _add_limit_flags(parser: Parser) -> None:
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
