@@ -514,8 +514,8 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
                 f" Families that take it: {', '.join(taking)}"
             )
-    is_mapped = isinstance(how.device_map, Mapping)
-    if is_mapped and set(how.device_map.values()) == {"disk"} and not cls.runs_from_disk:
+    positions = set(how.device_map.values()) if isinstance(how.device_map, Mapping) else set()
+    if positions == {"disk"} and not cls.runs_from_disk:
         raise GenError(
             f"device_map leaves all modules of model {files.name} on disk, and its network reads"
             " weights beside its modules; expected at least the embedding of the tokens in memory"

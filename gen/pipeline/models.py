@@ -124,8 +124,7 @@ class ModalityModels:
             quantization=Quantization.of(quantization),
             adapters=_adapter_folders(adapters),
         )
-        chosen = self._dtype_of(dtype or "float32", picked)
-        self._load_options = replace(self._load_options, dtype=chosen)
+        self._choose_dtype(dtype or "float32")
         self.compile = compile
         self.negative_condition: Any = None
         self._options = options
@@ -142,6 +141,11 @@ class ModalityModels:
         self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
+
+    def _choose_dtype(self, dtype: str | torch.dtype) -> None:
+        """Set the dtype of models by its name, or ``auto``."""
+        chosen = self._dtype_of(dtype, self._load_options.device)
+        self._load_options = replace(self._load_options, dtype=chosen)
 
     def _saved(self, hub: HubOptions) -> Saved | None:
         """Return the record of the saved pipeline that the model is; None for any other model.
