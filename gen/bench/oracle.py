@@ -48,6 +48,7 @@ WHOLE, REAL = (
 
 NO_MODEL_FLAGS = {  # what they must be with --oracle
     "model": None,
+    "model_option": None,
     "dtype": None,
     "device": None,
     "compile": None,

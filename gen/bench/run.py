@@ -83,10 +83,10 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     elif args.modality != ALL:
         found = {args.modality: measured(args, load)}
     else:
-        if args.model:
+        if args.model or args.model_option:
             raise GenError(
-                f"--model is given to gen bench {ALL}; expected it with one modality, which is all"
-                " that a model serves"
+                f"--model or --model-option is given to gen bench {ALL}; expected it with one"
+                " modality, which is all that a model serves"
             )
         found = {
             name: measured(

@@ -11,6 +11,7 @@ from typing import Any
 from yaml import YAMLError, safe_load
 
 from gen.bench.table import REFERENCE
+from gen.config.model_options import read_options
 from gen.contracts.defaults import Defaults
 from gen.core.errors import GenError, bad_value
 from gen.core.sampler import resolve_sampler
@@ -50,9 +51,20 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "device": args.device or "cpu",
-        "dtype": args.dtype or "float32",
+        "dtype": args.dtype or _defaults(args).dtype,
         "compile": bool(args.compile),
+        **_options(args),
     }
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the model beside device, dtype and compile."""
+    return read_options(args.model_option or (), "--model-option")
+
+
+def _defaults(args: argparse.Namespace) -> Defaults:
+    """Return the defaults of modality and model."""
+    return Defaults.named(args.modality, args.model, _options(args), "the command line")
 
 
 def choose(args: argparse.Namespace) -> list[Variant]:
@@ -60,7 +72,7 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
     grid = grid_of(args.sweep)
     variants, used = [], set()
-    defaults = Defaults.named(args.modality, args.model, where="the command line")
+    defaults = _defaults(args)
     for name in dict.fromkeys([REFERENCE, *names]):
         usual, sampling = defaults.complete(name, requested_sampling(args))
         has = {f.name for f in fields(resolve_sampler(name, sampling)[0])}

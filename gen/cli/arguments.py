@@ -115,6 +115,16 @@ def add_model_flags(parser: Parser) -> None:
         metavar="NAME",
         help="zoo name, folder or hub id (default: the built-in model of the modality)",
     )
+    parser.add_argument(
+        "--model-option",
+        action="append",
+        metavar="KEY=VALUE",
+        help=(
+            "option that the model is loaded with, such as revision=v1, variant=fp16,"
+            " quantization=int8, adapters=FOLDER or one of its family (gen ls families); may be"
+            " repeated"
+        ),
+    )
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (cpu)")
     parser.add_argument(
         "--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)"

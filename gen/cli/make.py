@@ -12,6 +12,7 @@ from typing import Any
 from gen.cli.one_file import STDOUT, file_names, job_folder, print_texts, write_files
 from gen.config.entries import Job, fingerprint
 from gen.config.job import load_config, make_job
+from gen.config.model_options import read_options
 from gen.contracts.checkpoint import Checkpoint, family_of, published
 from gen.contracts.condition import Condition
 from gen.core.condition_parts import KINDS
@@ -57,6 +58,8 @@ def sample(args: argparse.Namespace) -> int:
     ):
         if getattr(args, key) is not None:
             tree[key] = getattr(args, key)
+    if args.model_option:
+        tree["model_options"] = read_options(args.model_option, "--model-option")
     _refuse_twice(args, tree)
     if args.file is not None:
         return _sample_files(args, tree)

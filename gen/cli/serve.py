@@ -34,8 +34,10 @@ def serve(args: argparse.Namespace) -> int:
     require_extra("serve", NEEDED)
     if args.replicas is None:
         return deferred("gen.serve.run:serve_until_stopped")(args)
-    if args.model or args.batches:
-        raise GenError("--replicas came with --model or --batches; expected it without them")
+    if args.model or args.model_option or args.batches:
+        raise GenError(
+            "--replicas came with --model, --model-option or --batches; expected it without them"
+        )
     require_extra("serve,ray", OF_REPLICAS)
     return deferred("gen.serve.replicas:serve_until_stopped")(args)
 

@@ -7,6 +7,7 @@ import webbrowser
 
 import torch
 
+from gen.config.model_options import read_options
 from gen.core.errors import GenError
 from gen.pipeline.pipeline import Pipeline
 from gen.play.world import MODALITY
@@ -20,7 +21,8 @@ def world(args: argparse.Namespace) -> int:
     """Serve the playable page until the command is interrupted."""
     if not 0 <= args.port <= LAST_PORT:
         raise GenError(f"--port {args.port}; expected 0 to {LAST_PORT}")
-    pipe = Pipeline(MODALITY, args.model, args.device or "cpu", args.dtype or "float32")
+    options = read_options(args.model_option or (), "--model-option")
+    pipe = Pipeline(MODALITY, args.model, args.device or "cpu", args.dtype, **options)
     pipe.bound(pipe.model_name("next_frame"))
     torch.set_num_threads(1)  # frames are small: more threads wait for each other
     server = make_server(Worlds(pipe), args.port)

@@ -127,7 +127,7 @@ class Entry:
 
     def row_check(self) -> Callable[[Row], Row]:
         """Return the check of this entry's rows (see `gen.config.row_check`)."""
-        return row_check(self.sampler, self.sampling, self.start, self._located)
+        return row_check(self.sampler, self.sampling, self.start, self.located)
 
     def relevant(self, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
         """Collect everything the media depend on. Rows count by their content wherever they come
@@ -164,7 +164,8 @@ class Entry:
             return None
         return (max((s.st_mtime_ns for s in found), default=0), sum(s.st_size for s in found))
 
-    def _located(self, row: Row, problem: object) -> str:
+    def located(self, row: Row, problem: object) -> str:
+        """Add the position of a row to a message about it."""
         return (
             f"prompts.{row.line}: {problem}"
             if self.prompts_file is None

@@ -148,8 +148,8 @@ class Census:
     Attributes:
         rows: their number.
         sha256: digest of all rows in order.
-        first: the first valid row of every distinct set of parameters and edits; rows without any
-            are one such set.
+        first: the first valid row of every distinct set of parameters, edits and adapter; rows
+            without any are one such set.
         error: of the first row that has one.
         stamp: time and size of the file, if it is one.
         counted: rows that say their own number of samples.
@@ -194,11 +194,8 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         if row.error:
             error = error or row.error
         else:
-            own = (
-                [row.sampler, row.sampling, row.start]
-                if row.sampler or row.sampling or row.start
-                else None
-            )
+            own: list[Any] | None = [row.sampler, row.sampling, row.start, row.adapter]
+            own = own if any(own) else None
             first.setdefault(json.dumps(own, sort_keys=True), row)
     return Census(
         count,

@@ -9,7 +9,7 @@ the misspelt key and run another job than the user asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -25,9 +25,10 @@ from gen.config.foreign import check_column
 from gen.config.inputs import Census, file_digest, inline_rows, listed_rows
 from gen.config.keys import FILES, PROMPTS
 from gen.config.layers import merge_layers, read_yaml
+from gen.config.model_options import checked_options
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
-from gen.config.rows import writable
+from gen.config.rows import Row, writable
 from gen.config.run import RUN, make_run, refuse_commands, refuse_imports
 from gen.config.sampler_spec import every_parameter, refuse_functions
 from gen.contracts.condition import Condition
@@ -39,13 +40,6 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.models.load.locate import AUTO, dtype_name, pick_device
 
-LOADED = (
-    "modality",
-    "model",
-    "device",
-    "dtype",
-    "compile",
-)  # what a loader is told beside the options of a model's family
 ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -238,7 +232,8 @@ def _resolve(
         raise GenError(f"{error} ({location})") from None
     if all(v[key] is None for key in PROMPTS):
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    v["sampler"], v["sampling"] = _resolve_sampler(v, locations, location)
+    v["sampler"], v["sampling"], usual = _resolve_sampler(v, locations, location)
+    v["dtype"] = v["dtype"] if "dtype" in locations else usual.dtype
     foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), shared.counted)
@@ -252,19 +247,9 @@ def _model_options(
 ) -> dict[str, Any]:
     """Check the options of the model, and return them as plain data."""
     options = v["model_options"]
-    if not isinstance(options.get("token", True), bool):
-        raise GenError(
-            f"model_options.token is given in {at('model_options')}, and a job is no secret;"
-            " expected true, false or none, and the token in HF_TOKEN or in the login of hf"
-        )
     if shared.local and v["model"] is not None:
         options = {**options, "local_files_only": True}
-    if own := [k for k in options if k in LOADED]:
-        raise GenError(
-            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
-            " model_options"
-        )
-    return plain(options)
+    return checked_options(options, "model_options", at("model_options"))
 
 
 def _check_counts(v: Mapping[str, Any], at: Callable[[str], str]) -> None:
@@ -326,6 +311,7 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
     key = (entry.prompts_file, entry.prompt_column) if entry.prompts_file else id(entry.prompts)
     said = counted[key] = counted.get(key) or entry.said_census()
     entry.__dict__["census"] = entry.own_census(said)
+    _check_adapters(entry, said.first.values())
     # files of other rows may be there where those of the first one are not
     rows = [replace(row, condition={}) for row in said.first.values()]
     if entry.prompts_file is None and any(not isinstance(p, str) for p in entry.prompts):
@@ -339,11 +325,31 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
         )
 
 
+def _check_adapters(entry: Entry, rows: Iterable[Row]) -> None:
+    """Raise ``GenError`` for a row with an adapter that the job does not name, before any work: one
+    misspelt name is as wrong in a file as in the job itself."""
+    adapters = entry.model_options.get("adapters")
+    for row in rows:
+        if row.adapter is None:
+            continue
+        try:
+            if not isinstance(adapters, Mapping):
+                raise GenError(
+                    f"adapter is {row.adapter!r}, and the job has no adapters by name; expected"
+                    f" model_options.adapters.{row.adapter}: folder"
+                )
+            if row.adapter not in adapters:
+                raise unknown("adapter", row.adapter, adapters)
+        except GenError as error:
+            raise GenError(entry.located(row, error)) from None
+
+
 def _resolve_sampler(
     values: Mapping[str, Any], locations: Mapping[str, str], location: str
-) -> tuple[dict, dict]:
+) -> tuple[dict, dict, Defaults]:
     """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
-    parameter. What the job does not say is the default of its modality or model."""
+    parameter. What the job does not say is the default of its modality or model, which come
+    too."""
     refuse_functions(values["sampler"], locations.get("sampler", location))
     try:
         defaults = Defaults.named(values["modality"], values["model"], values["model_options"])
@@ -358,7 +364,7 @@ def _resolve_sampler(
         raise GenError(
             f"{text} ({named[0] if named else locations.get('sampler', location)})"
         ) from error
-    return every_parameter(node["name"], sampler), plain(full.to_dict())
+    return every_parameter(node["name"], sampler), plain(full.to_dict()), defaults
 
 
 def _media_part(values: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ ROW_NODES = (
 ROW_KEYS = (
     "prompt",
     *CONDITION_KEYS,
+    "adapter",
     "id",
     "seed",
     "num_samples",
@@ -43,6 +44,7 @@ class Row:
         sampling: sampling parameters of this row over those of its entry.
         start: source, mask, span, prefix and frames of this row, with absolute paths.
         condition: parts of the condition beside the prompt (see `gen.config.condition_rows`).
+        adapter: name of one of the model's adapters; None for the model without one.
         meta: data to carry along.
         error: reason why the row cannot be made.
         raw: text of a row that could not be read, None for any other.
@@ -64,10 +66,12 @@ class Row:
     raw: str | None = None
     origin: str = ""
     foreign: tuple[str, ...] = ()
+    adapter: str | None = None
 
     def tree(self) -> dict[str, Any]:
         """Build the object that a file would hold for this row."""
-        said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
+        named = (("adapter", self.adapter), ("id", self.id))
+        said = (*named, ("seed", self.seed), ("num_samples", self.num_samples))
         nodes = (("sampler", self.sampler), ("sampling", self.sampling), ("meta", self.meta))
         return {
             "prompt": self.prompt,
@@ -122,6 +126,7 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         v.get("num_samples"),
         start=start,
         condition=condition,
+        adapter=v.get("adapter"),
         **nodes,
     )
     if not writable(prompt if len(v) == 1 else row.tree()):
@@ -179,6 +184,8 @@ def _check_types(v: Mapping[str, Any]) -> None:
     for key in MEDIA:
         if key in v and (not isinstance(v[key], (str, Path)) or not str(v[key])):
             raise bad_value(key, v[key], "a path")
+    if "adapter" in v and (not isinstance(v["adapter"], str) or not v["adapter"]):
+        raise bad_value("adapter", v["adapter"], "the name of one of the model's adapters")
     if "span" in v and (not isinstance(v["span"], str) or not v["span"].strip()):
         raise bad_value("span", v["span"], "text such as '20:60'")
 

@@ -23,18 +23,26 @@ from torch import Tensor, nn
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
-from gen.core.errors import GenError, bad_type, unknown
+from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.gguf import gguf_config
-from gen.models.load.hub import HUB, HubOptions, in_subfolder, require_variant, snapshot_of
+from gen.models.load.hub import (
+    HUB,
+    HUB_KEYWORDS,
+    HubOptions,
+    in_subfolder,
+    require_variant,
+    snapshot_of,
+)
 from gen.models.load.locate import pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
+from gen.models.load.saved import Saved, read_saved
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
@@ -43,22 +51,35 @@ NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4
 # keywords that a family takes or not (``Checkpoint.takes``)
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
+PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
+WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
+PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
+OF_EVERY_FAMILY = (
+    *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
+)  # fmt: skip
 CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
 class CheckpointFiles:
-    """Files of a checkpoint on disk. ``name``: as the user wrote it. ``path``: its folder, or the
-    single file of its weights. ``commit``: commit hash of a repository of the hub. ``gguf``: the
-    GGUF file that is the model; None for a model in another format."""
+    """Files of a checkpoint on disk.
+
+    Attributes:
+        name: the model as the user wrote it.
+        path: folder of the checkpoint, or the single file of its weights.
+        commit: commit hash of a repository of the hub.
+        saved: record of the saved pipeline that the model is part of; None for any other model.
+        gguf: the GGUF file that is the model; None for a model in another format.
+    """
 
     def __init__(
         self,
         name: str | Path,
         path: Path,
         commit: str | None = None,
+        saved: Saved | None = None,
         gguf_file: str | None = None,
     ):
-        self.name, self.path, self.commit = str(name), path, commit
+        self.name, self.path, self.commit, self.saved = str(name), path, commit, saved
         self.gguf = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
 
     @classmethod
@@ -79,8 +100,7 @@ class CheckpointFiles:
         if in_zoo or exists(path):
             _require_no_repository(text, hub, in_zoo or path.is_file())
             path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
-            require_variant(path, text, hub.variant)
-            return cls(name, path, gguf_file=hub.gguf_file)
+            return cls._in(name, path, hub)
         if (
             text.count("/") != 1
             or text.startswith((".", "/", "~"))
@@ -91,8 +111,22 @@ class CheckpointFiles:
             )
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
-        require_variant(path, text, hub.variant)
-        return cls(name, path, found.commit, hub.gguf_file)
+        files = cls._in(name, path, hub, found.commit)
+        variant = files.saved and files.saved.options.get("variant")
+        if variant and hub.variant is None:  # its weights may not have been fetched yet
+            snapshot_of(text, replace(hub, revision=found.commit, variant=variant))
+        return files
+
+    @classmethod
+    def _in(
+        cls, name: str | Path, path: Path, hub: HubOptions, commit: str | None = None
+    ) -> CheckpointFiles:
+        """Return the checkpoint of a folder or file, or of the saved pipeline in a folder."""
+        saved, gguf_file = read_saved(path), hub.gguf_file
+        if saved is not None:
+            path, gguf_file = saved.model, gguf_file or saved.options.get("gguf_file")
+        require_variant(path, str(name), hub.variant)
+        return cls(name, path, commit, saved, gguf_file)
 
     @property
     def folder(self) -> Path:
@@ -206,11 +240,6 @@ class LoadOptions:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
         not fit each other."""
         if isinstance(self.device_map, Mapping):
-            if set(self.device_map.values()) == {"disk"}:
-                raise GenError(
-                    "device_map leaves all modules on disk; expected at least the embedding of the"
-                    " tokens in memory"
-                )
             for position in self.device_map.values():
                 if position != "disk":
                     pick_device(f"cuda:{position}" if isinstance(position, int) else position)
@@ -323,6 +352,8 @@ class Checkpoint(ABC):
         accepts: parts of a ``Condition`` that ``parse`` takes.
         most: largest number of media of a part that ``parse`` takes, where there is one.
         takes: those of ``FROM_PRETRAINED`` that loading honours.
+        runs_from_disk: whether a device map may leave all modules on disk; False where the network
+            reads weights beside its modules.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -340,6 +371,7 @@ class Checkpoint(ABC):
     accepts: ClassVar[frozenset[str]] = frozenset({"text"})
     most: ClassVar[Mapping[str, int]] = {}
     takes: ClassVar[frozenset[str]] = frozenset()
+    runs_from_disk: ClassVar[bool] = True
 
     modality: Modality
     frontend: TokenFrontend
@@ -462,10 +494,11 @@ def load_checkpoint(
         if not options_of(cls):
             raise GenError(
                 f"model {files.name} got the option {key!r}; expected none, its family has no"
-                " options"
+                f" options.{hint(key, OF_EVERY_FAMILY)}"
             )
         if key not in options_of(cls):
-            raise unknown(f"option of model {files.name}:", key, options_of(cls))
+            known = [*options_of(cls), *OF_EVERY_FAMILY]
+            raise unknown(f"option of model {files.name}:", key, known)
     with recording() as reads:
         checkpoint = cls(files, modality, how, **options)
     checkpoint.reads = reads
@@ -503,6 +536,12 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
                 f" Families that take it: {', '.join(taking)}"
             )
+    positions = set(how.device_map.values()) if isinstance(how.device_map, Mapping) else set()
+    if positions == {"disk"} and not cls.runs_from_disk:
+        raise GenError(
+            f"device_map leaves all modules of model {files.name} on disk, and its network reads"
+            " weights beside its modules; expected at least the embedding of the tokens in memory"
+        )
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:

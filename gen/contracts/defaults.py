@@ -47,6 +47,7 @@ class Defaults:
         masked_params: parameters of masked samplers that neither the request nor the preset gives.
         protocols: protocols of the model that was named; empty where none was.
         model_kind: ``codes`` or ``latents``, the kind of the model that was named.
+        dtype: floating-point type of a model that is named without one.
     """
 
     modality: str
@@ -56,6 +57,7 @@ class Defaults:
     masked_params: Mapping[str, Any]
     protocols: tuple[str, ...] = ()
     model_kind: str | None = None
+    dtype: str = "float32"
 
     @classmethod
     def of(
@@ -110,14 +112,16 @@ class Defaults:
             files = CheckpointFiles.find(model, HubOptions.among(options or {}).of(str(model)))
         except GenError:  # a loader of the caller's own may know it; any other one refuses it
             return cls.of(own, own.default_sampling)
+        saved = files.saved
+        dtype = cls.dtype if saved is None else saved.dtype
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            return cls.of(own, own.default_sampling, protocols, kind)
+            return replace(cls.of(own, own.default_sampling, protocols, kind), dtype=dtype)
         family = family_of(files, modality)
-        said = family.sampling_of(files, options or {})
+        said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one
         found = cls.of(own, said, family.protocols_of(files), family.kind)
-        return replace(found, models={}, masked_params={})
+        return replace(found, models={}, masked_params={}, dtype=dtype)
 
     def sampler(self, part: str = "") -> str:
         """Return the default sampler: the one of the model's protocol and kind, or of the first

@@ -139,7 +139,8 @@ class Engine:
             QueueFull: too many items wait.
         """
         pipe = self.models.pipeline(model)
-        request = pipe.request(prompts, sampler, num_samples, seed, dict(options))
+        options = self.models.get(model).options_of(options)
+        request = pipe.request(prompts, sampler, num_samples, seed, options)
         request = replace(request, start=start, previews=partial_images, trace=trace)
         ticket = Ticket(model, request, on_chunk, on_step, deadline)
         count = len(request.items)
@@ -263,7 +264,8 @@ class Engine:
                 self._prepared.release()
             lane = self._lanes.get(work.lane)
             if lane is None:
-                lane = Lane(work.ticket.model, self.max_rows, self.stats)
+                served = self.models.get(work.ticket.model)
+                lane = Lane(served.parent or served.id, self.max_rows, self.stats)
                 self._lanes[work.lane] = lane
             lane.queue.append(work)
             wait = 0.0

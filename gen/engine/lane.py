@@ -83,7 +83,7 @@ class Lane:
         while self.queue:
             work = self.queue.popleft()
             if not self.batches or not self.batches[-1].takes(work):
-                self.batches.append(LaneBatch(work, self.stats))
+                self.batches.append(LaneBatch(work, self.model, self.stats))
             self.batches[-1].join(work)
         for batch in self.batches:
             size = batch.open.rows + self.max_rows - self.rows
@@ -114,9 +114,9 @@ class LaneBatch:
         members: unfinished items by their number.
     """
 
-    def __init__(self, work: Work, stats: EngineStats):
+    def __init__(self, work: Work, model: str, stats: EngineStats):
         prepared, request = work.prepared, work.prepared.request
-        self.stats, self.model = stats, work.ticket.model
+        self.stats, self.model = stats, model
         self.members: dict[int, Member] = {}
         self.open = OpenBatch(
             request.sampler,
@@ -169,7 +169,7 @@ class LaneBatch:
             began = member.began or time.monotonic()
             made = self.open.run.output_of(number, time.monotonic() - began)
             member.work.outputs[member.row] = made
-            self.stats.add(self.model, tokens=made.stats[0].tokens)
+            self.stats.add(member.work.ticket.model, tokens=made.stats[0].tokens)
             self._count_out(member)
             if member.work.is_decoded:
                 finish(member.work)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from gen.core.errors import unknown
+from gen.core.errors import GenError, unknown
 from gen.core.registry import registry
 from gen.pipeline.pipeline import Pipeline
 
@@ -20,11 +21,27 @@ class ServedModel:
         modality: name of its modality.
         model: zoo name, folder or hub id; None stands for the modality's own models, of which the
             sampler chooses.
+        adapter: name of the adapter that its requests are computed with.
+        parent: id of the model that the adapter belongs to.
     """
 
     id: str
     modality: str
     model: str | None = None
+    adapter: str | None = None
+    parent: str | None = None
+
+    def options_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request with the adapter. Raises ``GenError`` where the request
+        names one itself."""
+        if self.adapter is None:
+            return dict(options)
+        if options.get("adapter") is not None:
+            raise GenError(
+                f"adapter is {options['adapter']!r} and the model {self.id!r}, which names an"
+                f" adapter; expected the model {self.parent!r}"
+            )
+        return {**options, "adapter": self.adapter}
 
 
 def zoo_models() -> list[ServedModel]:
@@ -41,7 +58,8 @@ class ServedModels:
     """Ids of models and their pipelines.
 
     Args:
-        pipelines: ids and pipelines; None serves the models of the package.
+        pipelines: ids and pipelines; None serves the models of the package. A pipeline with
+            adapters by name is served with each of them too, as ``id:adapter``.
         device: device of models that are loaded here.
         dtype: floating-point type of them.
     """
@@ -49,12 +67,19 @@ class ServedModels:
     def __init__(self, pipelines: Mapping[str, Pipeline] | None, device: str, dtype: str):
         self.device, self.dtype = device, dtype
         self._pipelines = dict(pipelines or {})
-        served = (
-            zoo_models()
-            if pipelines is None
-            else [ServedModel(i, p.modality.name, p.model) for i, p in pipelines.items()]
-        )
+        served = zoo_models() if pipelines is None else []
+        for i, pipe in self._pipelines.items():
+            plain = ServedModel(i, pipe.modality.name, pipe.model)
+            served.append(plain)
+            for name in pipe.adapter_names:
+                served.append(replace(plain, id=f"{i}:{name}", adapter=name, parent=i))
         self._served = {model.id: model for model in served}
+        if len(self._served) < len(served):
+            ids = [model.id for model in served]
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise GenError(
+                f"model {twice!r} is served twice; expected ids and adapters that differ"
+            )
         self._lock = threading.Lock()
 
     def list(self) -> list[ServedModel]:
@@ -74,6 +99,7 @@ class ServedModels:
             GenError: an unknown id, or a model that cannot be read.
         """
         served = self.get(name)
+        name = served.parent or name
         with self._lock:
             if name not in self._pipelines:
                 self._pipelines[name] = Pipeline(

@@ -176,7 +176,7 @@ def work_of(ticket: Ticket, pipe: Pipeline, thread: Executor) -> Work:
     )
     distribution = sampling.controls() if mixed else sampling.keywords()
     lane = (
-        ticket.model,
+        id(pipe),  # a model and those of its adapters are one pipeline
         prepared.model,
         repr(sorted(spell(request.spec).items(), key=str)),
         repr(sorted(distribution.items())),

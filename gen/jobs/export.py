@@ -56,6 +56,7 @@ COLUMNS = {
     "mean_acceptance_length": NUMBER,
     "draft_acceptance_rate": NUMBER,
     "grid": PARTS,
+    "adapter": TEXT,
     "overrides": PARTS,
     "input_id": TEXT,
     "meta": PARTS,

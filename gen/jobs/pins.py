@@ -1,4 +1,4 @@
-"""Commits and digests of the models that a job names.
+"""Commits and digests of the models and adapters that a job names.
 
 The plan keeps them. Workers load the commits of the plan, so a branch of the hub that moves while a
 job runs changes nothing, and a job that is resumed after that is refused.
@@ -39,13 +39,15 @@ class NamedModels:
 
 
 def hub_of(entry: Entry, name: str) -> HubOptions:
-    """Return the hub options of a model of an entry: its own, or a draft model."""
+    """Return the hub options of a model of an entry: its own, a draft model, or an adapter."""
     return HubOptions.among(entry.model_options).of(name, name == entry.model)
 
 
 def models_of(entry: Entry) -> Iterator[tuple[str, HubOptions, str]]:
-    """Yield name, hub options and label of every model that an entry names."""
+    """Yield name, hub options and label of every model and adapter that an entry names."""
     named = {entry.model, *draft_models(entry.sampler.get("draft_model"))}
+    adapters = entry.model_options.get("adapters")
+    named |= set(adapters.values() if isinstance(adapters, Mapping) else [adapters])
     for name in sorted(n for n in named if n):
         hub = hub_of(entry, name)
         yield name, hub, f"{name}@{hub.revision}" if hub.revision else name
@@ -70,7 +72,7 @@ def named_models(job: Job, local: bool = False) -> NamedModels:
             continue
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
-        found.weights[label] = _digest_of(files.path)
+        found.weights[label] = _digest_of(files.saved.folder if files.saved else files.path)
         if files.commit is not None:
             found.commits[label] = files.commit
     return found

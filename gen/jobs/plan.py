@@ -110,6 +110,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         about = {
             "line": row.line,
             **({"condition": row.condition} if row.condition else {}),
+            **({"adapter": row.adapter} if row.adapter is not None else {}),
             **({"input_id": row.id} if row.id is not None else {}),
             **({"meta": row.meta} if row.meta else {}),
         }
@@ -137,6 +138,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             }
             continue
         content = {k: file_digest(v) if k in MEDIA else v for k, v in overrides.items()}
+        if row.adapter is not None:
+            content["adapter"] = row.adapter
         if row.condition:
             content["condition"] = content_of(row.condition, file_digest)
         for seed in _seeds_of(row, entry, condition, used):

@@ -267,11 +267,6 @@ def save_output(out: Any, folder: str | Path) -> Path:
             "max_new_tokens differs between the items to save, and a job has one number for all;"
             " expected one, or a prompts file whose rows say theirs"
         )
-    if any(i.adapter is not None for i in out.items):
-        raise GenError(
-            "items to save were made with adapters by name, which rows of a job cannot choose;"
-            " expected the folder of one adapter for all"
-        )
     prompts, samples = whole_run(out.items, modality, folder)
     tree = {
         "modality": out.modality,
@@ -331,9 +326,11 @@ def whole_run(items: list[Any], modality: Any, folder: Path) -> tuple[list[Any],
             is_text = item.given is None
             parsed = modality.condition(item.prompt) if is_text else modality.parse(item.given)
             drawn = sample_seeds(used, str(parsed), samples, items[0].seed)
-            seeds += [(item.prompt, id(item.given), seed) for seed in drawn]
-        if seeds == [(i.prompt, id(i.given), i.seed) for i in items]:
+            seeds += [(item.prompt, id(item.given), item.adapter, seed) for seed in drawn]
+        if seeds == [(i.prompt, id(i.given), i.adapter, i.seed) for i in items]:
             parts = [kept_parts(item.given, folder) for item in first]
+            for item, part in zip(first, parts, strict=True):
+                part |= {} if item.adapter is None else {"adapter": item.adapter}
             rows = zip(first, parts, strict=True)
             return [{"prompt": i.prompt, **p} if p else i.prompt for i, p in rows], samples
     raise GenError(

@@ -309,7 +309,9 @@ class Worker:
                 entry = self.entry_of(item)
                 pipe = self.pipe(item["entry"])
                 given = given_prompt(item["prompt"], item.get("condition"))
-                work = self._work(item, attempt, pipe.plan([given], 1, item["seed"])[0], entry)
+                planned = pipe.plan([given], 1, item["seed"])[0]
+                planned = replace(planned, adapter=item.get("adapter"))
+                work = self._work(item, attempt, planned, entry)
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():
                 works = self._with_window(number, works)

@@ -30,6 +30,7 @@ from gen.store.stored_tokens import save_tokens
 TOLD = 10  # failures that a worker tells of one by one
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
+OF_ROWS = ("condition", "adapter", "overrides", "input_id", "meta")  # keys of an input row
 COUNTS = (
     "nfe",
     "tokens",
@@ -235,7 +236,7 @@ class Writer:
             **({"grid": list(out.grid)} if out is not None and out.grid else {}),
             **({"also": also} if out is not None and also else {}),
             **tokens,
-            **{k: item[k] for k in ("condition", "overrides", "input_id", "meta") if k in item},
+            **{k: item[k] for k in OF_ROWS if k in item},
             "attempt": work.attempt,
             "turn": self.worker.claims.turns[f"{self.shard:05d}"],
             "seconds": stats.get("seconds"),
@@ -272,14 +273,14 @@ def recipe(work: Work, commits: Mapping[str, str]) -> dict[str, Any]:
         if entry.model
         else {}
     )
+    row = {"prompt": item["prompt"], **item.get("condition", {})}
+    row |= {"adapter": item["adapter"]} if "adapter" in item else {}
     return {
         "modality": entry.modality,
         **said,
         "sampler": entry.sampler,
         "sampling": entry.sampling,
-        "prompts": [{"prompt": item["prompt"], **item["condition"]}]
-        if "condition" in item
-        else [item["prompt"]],
+        "prompts": [row if len(row) > 1 else item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
         **({"format": entry.format} if entry.format else {}),

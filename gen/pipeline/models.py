@@ -10,6 +10,10 @@ from typing import Any, Self
 import torch
 
 from gen.contracts.checkpoint import (
+    OF_EVERY_FAMILY,
+    PASSES,
+    PLACEMENT,
+    WEIGHTS,
     Checkpoint,
     CheckpointFiles,
     LoadOptions,
@@ -42,15 +46,10 @@ from gen.models.load.locate import (
     stored_dtype,
 )
 from gen.models.load.quantize import Quantization
+from gen.models.load.saved import Saved
 from gen.models.zoo import load_lm
 
-PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
-WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
-LOAD_KEYWORDS = (
-    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile",
-    *HUB_KEYWORDS, *PLACEMENT, *WEIGHTS, *PASSES,
-)  # fmt: skip
+LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
 
 def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
@@ -74,6 +73,11 @@ def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
     return found
 
 
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with paths as texts."""
+    return {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
+
+
 class ModalityModels:
     """A modality, its models and its frontends.
 
@@ -93,7 +97,7 @@ class ModalityModels:
         modality: str | Modality,
         model: str | Path | None = None,
         device: str | torch.device = AUTO,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype | None = None,
         device_map: str | Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         compile: bool = False,
@@ -114,7 +118,13 @@ class ModalityModels:
         )
         self.model = None if model is None else str(model)
         picked = pick_device(device)
-        hub = HubOptions(**{k: options.pop(k) for k in HUB_KEYWORDS if k in options})
+        self._files: dict[str, CheckpointFiles] = {}
+        hub = HubOptions.among(options)
+        if saved := self._saved(hub):
+            options = {**saved.options, **options}
+            dtype = saved.dtype if dtype is None else dtype
+            hub = HubOptions.among(options)
+        options = {k: v for k, v in options.items() if k not in HUB_KEYWORDS}
         placement = {k: options.pop(k, None) for k in PLACEMENT}
         self._load_options = LoadOptions(
             picked,
@@ -126,8 +136,7 @@ class ModalityModels:
             quantization=Quantization.of(quantization),
             adapters=_adapter_folders(adapters),
         )
-        self._files: dict[str, CheckpointFiles] = {}
-        self._load_options = replace(self._load_options, dtype=self._dtype_of(dtype, picked))
+        self._choose_dtype(dtype or "float32")
         self.compile = compile
         self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
         self.negative_condition: Any = None
@@ -141,12 +150,34 @@ class ModalityModels:
             "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
             **placement,
         }
-        explicit = {**{k: v for k, v in loading.items() if v}, **hub.said, **options}
-        self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
+        self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
         # what samplers learned of each model and want to know in the next call
         self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
+
+    def _choose_dtype(self, dtype: str | torch.dtype) -> None:
+        """Set the dtype of models by its name, or ``auto``."""
+        chosen = self._dtype_of(dtype, self._load_options.device)
+        self._load_options = replace(self._load_options, dtype=chosen)
+
+    def _saved(self, hub: HubOptions) -> Saved | None:
+        """Return the record of the saved pipeline that the model is; None for any other model.
+
+        Raises:
+            GenError: the model cannot be found, or a saved model of gen's own architectures is one
+                of another modality.
+        """
+        if self.model is None:
+            return None
+        self._files[self.model] = CheckpointFiles.find(self.model, hub.of(self.model))
+        files, asked = self._files[self.model], self.modality_name()
+        if files.saved and files.embedded and files.saved.modality != asked:
+            raise GenError(
+                f"{self.model} is a saved pipeline of modality {files.saved.modality!r}; expected"
+                f" one of {asked!r}"
+            )
+        return files.saved
 
     def _dtype_of(self, dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         """Return the dtype of a name; ``auto`` is the one that a published model is stored in.
@@ -173,10 +204,13 @@ class ModalityModels:
         return {n: f.commit for n, f in self._files.items() if f.commit is not None}
 
     def _local(self, name: str) -> str:
-        """Return the name of a model, or the folder of one that lies in a repository or in a
-        subfolder."""
+        """Return the name of a model, or the folder of one that lies in a repository, a subfolder
+        or a saved pipeline."""
         inside = name == self.model and self._load_options.hub.subfolder
-        return str(self.files(name).path) if name in self.commits or inside else name
+        found = self._files.get(name)
+        if name in self.commits or inside or (found and found.saved):
+            return str(self.files(name).path)
+        return name
 
     def _forget(self) -> None:
         """Drop all models and frontends that were loaded."""
@@ -208,14 +242,14 @@ class ModalityModels:
 
     def _allowed(self) -> set[str]:
         """Return the options that a model of gen's own architectures may get: those of its
-        repository, and without a model those of a draft model's repository."""
+        repository and of ``from_pretrained``, and without a model those of a draft model's
+        repository."""
         refused = {"variant", "gguf_file"}
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        return set(HUB_KEYWORDS) - refused | set(
-            (*WEIGHTS, *PASSES) if self.model is not None else ()
-        )
+        changing = (*WEIGHTS, *PASSES, *PLACEMENT, "device_map")
+        return set(HUB_KEYWORDS) - refused | set(changing if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -238,6 +272,12 @@ class ModalityModels:
     def dtype(self) -> torch.dtype:
         """Floating-point type of models."""
         return self._load_options.dtype
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the adapters that prompts may choose; none where one is merged."""
+        adapters = self._load_options.adapters
+        return tuple(adapters) if isinstance(adapters, Mapping) else ()
 
     def modality_name(self) -> str:
         """Return the name by which the modality is loaded again."""
@@ -409,8 +449,10 @@ class ModalityModels:
 
         A model trained elsewhere brings its frontend and draft model along.
         """
-        beside = Path(self.model or "").expanduser().resolve().parent / name
-        return beside if self.model and beside.is_dir() else None
+        if not self.model:
+            return None
+        beside = Path(self._local(self.model)).expanduser().resolve().parent / name
+        return beside if beside.is_dir() else None
 
     def model_name(self, sampler: SamplerSpec, part: str = "") -> str:
         """Return the name of the model that serves a sampler or preset.
@@ -488,8 +530,10 @@ class ModalityModels:
         if checkpoint is not None:
             return checkpoint, checkpoint.binding, checkpoint.frontend
         where = self._local(name)
-        model = load_lm(where, self.device, self.dtype)
-        if name == self.model:
+        is_main = name == self.model  # a draft model beside it is small, and stays whole
+        more = self._load_options.pretrained_keywords if is_main else {}
+        model = load_lm(where, **{"device": self.device, "dtype": self.dtype, **more})
+        if is_main:
             self._load_options.change(model, name)
         # a foreign config class: the key is there where the recipe wrote it
         frontend = self.frontend(model_kind(where), config_field(model.config, "frontend"))

@@ -23,16 +23,20 @@ from typing import Any, Unpack
 
 import torch
 
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value
 from gen.core.memory import free_memory
+from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.seeds import sample_seeds
+from gen.models.load.hub import HubOptions
 from gen.models.load.locate import AUTO
+from gen.models.load.saved import Saved, read_saved
 from gen.pipeline.arguments import (
     CallOptions,
     check_types,
@@ -50,7 +54,7 @@ from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.progress import Progress, ProgressBar
 from gen.pipeline.prompted import PreparedModels
 from gen.pipeline.request import GenerationRequest
-from gen.pipeline.save import push_pipeline, read_saved, save_pipeline
+from gen.pipeline.save import push_pipeline, save_pipeline
 from gen.pipeline.streaming import Chunk, OnChunk, stream_chunks
 
 BATCH_SIZE = 8
@@ -67,7 +71,7 @@ class Pipeline(PreparedModels):
         model: zoo name, folder, file or hub id; None is the modality's default for the sampler's
             protocol. A published checkpoint is loaded at once, and may decide what prompts mean.
         device: device of models and frontends.
-        dtype: floating-point type of models.
+        dtype: floating-point type of models; None is float32, or that of a saved pipeline.
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
         compile: run models through ``torch.compile``, on a GPU as CUDA graphs. The first calls of
@@ -485,13 +489,14 @@ def load(
 
     Args:
         modality: name of the modality (``gen ls modalities``), or a folder of
-            ``Pipeline.save_pretrained`` alone, whose dtype and options are the defaults.
-        model: zoo name, folder, file or hub id; None is the modality's default. A folder of
-            ``Pipeline.save_pretrained`` is one too.
+            ``Pipeline.save_pretrained`` or hub id of ``Pipeline.push_to_hub`` alone.
+        model: zoo name, folder, file or hub id; None is the modality's default. Of a saved
+            pipeline, dtype and options are the defaults.
         device: device of the model; ``auto`` is the first CUDA device, or else the CPU, as in
             ``transformers.pipeline``.
         dtype: floating-point type of the model, as torch's or by name (``float32``, ``bf16`` ...);
-            ``auto`` is the one that a published model is stored in. The default is float32.
+            ``auto`` is the one that a published model is stored in. The default is float32, or that
+            of a saved pipeline.
         torch_dtype: the same under its older name in transformers and diffusers.
         device_map: placement of a model larger than one device, as in accelerate.
         trust_remote_code: whether code in a checkpoint's folder may run.
@@ -511,15 +516,26 @@ def load(
     """
     if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
         raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
-    chosen = torch_dtype if dtype is None else dtype
-    saved = read_saved(modality if model is None else model)
-    if saved is not None:
-        modality = saved.modality if model is None else modality
-        model, options = saved.model, {**saved.options, **options}
-        chosen = saved.dtype if chosen is None else chosen
+    if model is None and (saved := _saved_pipeline(modality, options)):
+        modality, model = saved.modality, modality
     elif isinstance(modality, Path):
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
     options |= {"sparse_prefill": sparse_prefill}
-    dtype = "float32" if chosen is None else chosen
-    return Pipeline(modality, model, device, dtype, device_map, trust_remote_code, **options)
+    chosen = torch_dtype if dtype is None else dtype
+    return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
+
+
+def _saved_pipeline(name: Any, options: Mapping[str, Any]) -> Saved | None:
+    """Return the record of a saved pipeline by its folder or hub id; None for anything else.
+
+    Raises:
+        GenError: the record or the repository cannot be read.
+    """
+    if not isinstance(name, (str, Path)) or not str(name):
+        return None
+    if exists(path := expand_user(name)):
+        return read_saved(path)
+    if str(name).count("/") != 1:
+        return None
+    return CheckpointFiles.find(name, HubOptions.among(options).of(str(name))).saved

@@ -1,4 +1,4 @@
-"""Save a pipeline to a folder that stands alone, and read such a folder.
+"""Save a pipeline to a folder that stands alone.
 
 The record ``gen_pipeline.json`` names the modality, the model below the folder, the dtype and the
 options of the model's family. A published checkpoint is saved in its published layout: the files
@@ -13,58 +13,24 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 
-from gen.contracts.checkpoint import Checkpoint
+from gen.contracts.checkpoint import PASSES, WEIGHTS, Checkpoint
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
 from gen.models.load.locate import ZOO, config_field, model_kind, quiet
 from gen.models.load.reads import ENDINGS, TEXTS
+from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
-from gen.pipeline.models import PASSES, WEIGHTS, ModalityModels
+from gen.pipeline.models import ModalityModels
 
-RECORD = "gen_pipeline.json"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Content of a record. ``model`` is the path of the model; ``options`` are its family's."""
-
-    modality: str
-    model: Path
-    dtype: str
-    options: Mapping[str, Any]
-
-
-def read_saved(name: Any) -> Saved | None:
-    """Read the record of a saved pipeline; None for anything that is no folder with one.
-
-    Raises:
-        GenError: the record cannot be read.
-    """
-    if not isinstance(name, (str, Path)) or not str(name):
-        return None
-    folder = Path(name).expanduser()
-    if not os.path.isfile(folder / RECORD):
-        return None
-    try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        options = dict(found["options"])
-        for key in found["paths"]:
-            options[key] = str(folder / options[key])
-        return Saved(found["modality"], folder / found["model"], found["dtype"], options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GenError(
-            f"{folder / RECORD} cannot be read ({type(error).__name__}: {error}); expected the"
-            " record that pipe.save_pretrained writes"
-        ) from None
+ARITHMETIC = ("attn_implementation",)  # options of loading that a saved pipeline keeps
 
 
 def save_pipeline(
@@ -117,7 +83,7 @@ def _save_own(
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
     with quiet():
         model.save_pretrained(work / source.name, max_shard_size=max_shard_size)
-    kind = model_kind(name)
+    kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
     protocols, _ = pipe.serves(name)
     drafts = [pipe.modality.models.get(model_key(p, kind, True)) for p in protocols]
@@ -126,7 +92,8 @@ def _save_own(
         folder = own if own.is_dir() else ZOO / other
         if folder.is_dir() and not (work / other).exists():
             _copy_tree(folder, work / other, lambda p: True)
-    return {"model": source.name, "options": {}, "paths": []}
+    options = {k: pipe.model_options[k] for k in ARITHMETIC if k in pipe.model_options}
+    return {"model": source.name, "options": options, "paths": []}
 
 
 def _save_published(
@@ -147,11 +114,7 @@ def _save_published(
     if files.path.is_dir():
         read |= {p for p in _files_under(files.path) if p.suffix in TEXTS}
     options, paths = dict(model.settled), []
-    for key in (
-        "variant",
-        "gguf_file",
-        "attn_implementation",
-    ):  # of the files, and of their arithmetic
+    for key in ("variant", "gguf_file", *ARITHMETIC):
         if key in pipe.model_options:
             options[key] = pipe.model_options[key]
     for key, value in pipe.family_options().items():

@@ -134,6 +134,7 @@ def _model(served: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "gen",
+        **({} if served.parent is None else {"parent": served.parent}),
         "gen": {"modality": served.modality, "endpoints": list(endpoints)},
     }
 

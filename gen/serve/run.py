@@ -6,13 +6,15 @@ import argparse
 import asyncio
 import socket
 import threading
+from collections.abc import Collection, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gen.core.errors import GenError
+from gen.config.model_options import read_options
+from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.engine.engine import MOST_ROWS, MOST_WAITING, Engine
 from gen.pipeline.pipeline import Pipeline
@@ -59,24 +61,46 @@ class Http(H11Protocol):
 
 def make_engine(args: argparse.Namespace) -> Engine:
     """Return the engine of a command line. Raises ``GenError`` for a model that cannot be read."""
-    device, dtype = args.device or "auto", args.dtype or "float32"
-    models: dict[str, Pipeline] = {}
+    device = args.device or "auto"
+    named: dict[str, tuple[str, str]] = {}
     for text in args.model:
         name, equals, rest = text.partition("=")
         modality, colon, path = rest.partition(":")
         if not (name and equals and modality and colon and path):
             raise GenError(f"--model {text!r}; expected ID=MODALITY:PATH")
-        if name in models:
+        if name in named:
             raise GenError(f"--model {name} is given twice")
         registry.get("modality", modality, "--model")
-        models[name] = Pipeline(modality, path, device, dtype)
+        named[name] = (modality, path)
+    options = _options_by_id(args.model_option, named)
+    models = {
+        name: Pipeline(modality, path, device, args.dtype, **options[name])
+        for name, (modality, path) in named.items()
+    }
     return Engine(
         models or None,
         device,
-        dtype,
+        args.dtype or "float32",
         max_rows=MOST_ROWS if args.max_rows is None else args.max_rows,
         max_waiting=MOST_WAITING if args.max_waiting is None else args.max_waiting,
     )
+
+
+def _options_by_id(texts: Sequence[str], ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Read ``ID:KEY=VALUE`` texts; return options by the id of the model.
+
+    Raises:
+        GenError: a text of another form, or an unknown id.
+    """
+    found: dict[str, list[str]] = {name: [] for name in ids}
+    for text in texts:
+        name, colon, rest = text.partition(":")
+        if not colon or "=" in name:
+            raise bad_value("--model-option", text, "ID:KEY=VALUE, such as mine:revision=v1")
+        if name not in found:
+            raise unknown("model", name, found, "--model-option")
+        found[name].append(rest)
+    return {name: read_options(of_id, "--model-option") for name, of_id in found.items()}
 
 
 def listening(host: str, port: int) -> socket.socket:

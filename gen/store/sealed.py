@@ -57,7 +57,9 @@ NEEDED = {
 OPTIONAL = {
     **dict.fromkeys(("attempt", "turn", "bytes", "nfe", "tokens", "tokens_computed", "batch"), int),
     **dict.fromkeys(("mean_acceptance_length", "draft_acceptance_rate", "seconds"), (int, float)),
-    **dict.fromkeys(("model", "guarantee", "worker", "tokens_file", "shard_sha256"), str),
+    **dict.fromkeys(
+        ("model", "adapter", "guarantee", "worker", "tokens_file", "shard_sha256"), str
+    ),
     **dict.fromkeys(("condition", "overrides", "meta", "decoded_with", "search"), dict),
     "also": list,
 }

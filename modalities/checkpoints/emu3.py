@@ -159,6 +159,7 @@ class Emu3(Checkpoint):
     """
 
     takes = FROM_PRETRAINED
+    runs_from_disk = False
     modalities = ("image", "video", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}

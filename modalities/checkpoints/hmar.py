@@ -54,6 +54,8 @@ class HMARImages(NextScaleImages):
     """
 
     protocols = ("scales", "refined_scales")
+    takes = frozenset({"device_map"})
+    runs_from_disk = False
     tested = (
         "tiny random weights in the published layouts, in one file and in two, against a plain"
         " forward"

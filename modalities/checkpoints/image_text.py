@@ -72,6 +72,7 @@ class ImageText(LanguagePrompts):
 
     accepts = frozenset({"text", "messages", "images", "tokens"})
     takes = FROM_PRETRAINED
+    runs_from_disk = False
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}

@@ -42,6 +42,7 @@ class Janus(Checkpoint):
     """
 
     takes = FROM_PRETRAINED
+    runs_from_disk = False
     modalities = ("image", "text")
     protocols = ("causal",)
     sampling = {"temperature": 1.0, "guidance_scale": 5.0}

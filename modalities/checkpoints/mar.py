@@ -18,7 +18,14 @@ from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.language_models import MaskedLatentLM
 from gen.models.load.libraries import diffusers
 from gen.models.load.pretrained import pretrained
-from gen.models.load.weights import PICKLES, Weights, fill, unpickled, without_storage
+from gen.models.load.weights import (
+    PICKLES,
+    Weights,
+    fill,
+    require_in_memory,
+    unpickled,
+    without_storage,
+)
 from gen.models.nets.ldm_vae import load_ldm_vae
 from gen.models.published.mar import MAR, MARConfig
 from gen.tokenizers.image.kl import KL
@@ -64,6 +71,8 @@ class MARImages(Checkpoint):
 
     modalities = ("image",)
     protocols = ("masked",)
+    takes = frozenset({"device_map"})
+    runs_from_disk = False
     kind = "latents"
     tested = (
         "tiny random weights in the published layout against a plain forward and the posterior's"
@@ -115,10 +124,10 @@ class MARImages(Checkpoint):
         self.model = fill(
             without_storage(lambda: MAR(config)),
             weights,
-            device=load.device,
-            dtype=load.dtype,
             name=files.name,
+            **load.fill_keywords,
         )
+        require_in_memory(self.model, (), files.name)
         self.frontend = autoencoder(files, vae, scaling_factor, config.latent_channels, load)
         self.binding = Binding(
             TokenSpace.latents((side, side), config.latent_channels),

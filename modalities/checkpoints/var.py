@@ -72,8 +72,7 @@ class NextScaleImages(Checkpoint):
             files.name,
             scales=scales,
             heads=heads,
-            device=load.device,
-            dtype=load.dtype,
+            **load.fill_keywords,
         )
         config = model.config
         path = vae_file(files, vae)
@@ -119,6 +118,8 @@ class VARImages(NextScaleImages):
     """
 
     protocols = ("scales",)
+    takes = frozenset({"device_map"})
+    runs_from_disk = False
     tested = "tiny random weights in the published layouts against a plain forward"
     # those of the published evaluation, whose cfg is guidance_scale - 1
     sampling = {"guidance_scale": 2.5, "top_k": 900, "top_p": 0.96}

@@ -27,7 +27,7 @@ PROMPTS = {
     "action": "push the block", "image": "a red circle", "motion": "a person walks forward",
     "speech": "three seven", "text": "sort 3 1 2 =", "video": "a red square moves right",
 }  # fmt: skip
-NO_FLAGS = dict.fromkeys(SAMPLING_FLAGS)
+NO_FLAGS = dict.fromkeys((*SAMPLING_FLAGS, "model_option"))
 
 
 @cache

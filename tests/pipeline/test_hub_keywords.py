@@ -10,6 +10,7 @@ import socket
 
 import pytest
 import torch
+from families import WRITERS
 from published import save_quietly, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import tiny
@@ -355,9 +356,38 @@ def test_offloaded_weights_give_the_same_tokens(folders, tmp_path):
     layers = pipe.components["model"].model.model.layers
     assert all(p.device.type == "meta" for p in layers.parameters())
     assert torch.equal(pipe(["w1"], seed=0).tokens, plain(["w1"], seed=0).tokens)
-    refused("all modules", model=folders[0], device_map={"": "disk"}, offload_folder=off)
     refused("without a device_map", model=folders[0], offload_folder=off)
     refused("without a device_map", model=folders[0], max_memory={"cpu": "1GB"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["causal_lm"]
+    + [pytest.param(n, marks=pytest.mark.slow) for n in ("chameleon", "llamagen", "llada")],
+)
+def test_a_whole_model_runs_from_the_disk(name, tmp_path):
+    (tmp_path / "model").mkdir()
+    case = WRITERS[name](tmp_path / "model")
+    how = {"model": case.path, "dtype": "float64", **case.options}
+    plain = gen.load(case.modality, **how)
+    off = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "off"}
+    pipe = gen.load(case.modality, **how, **off)
+    network = pipe.bound(pipe.model)[0].adapter(pipe.config["protocols"][0]).model
+    assert all(p.device.type == "meta" for p in network.parameters())
+    asked = {"sampler": case.samplers[0], "seed": 1}
+    assert torch.equal(
+        pipe(list(case.prompts), **asked).tokens, plain(list(case.prompts), **asked).tokens
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["janus", "emu3", "llava"])
+def test_a_network_that_reads_weights_beside_its_modules_keeps_some_in_memory(name, tmp_path):
+    (tmp_path / "model").mkdir()
+    case = WRITERS[name](tmp_path / "model")
+    off = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "off"}
+    with pytest.raises(GenError, match="expected at least the embedding of the tokens in memory"):
+        gen.load(case.modality, model=case.path, **case.options, **off)
 
 
 def test_weights_that_gen_reads_itself_are_offloaded_too(tmp_path):
@@ -388,3 +418,35 @@ def test_max_memory_moves_what_does_not_fit_to_the_disk(folders, tmp_path):
     positions = set(pipe.components["model"].model.hf_device_map.values())
     assert positions == {"cpu", "disk"}
     assert torch.equal(pipe(["w1"], seed=0).tokens, plain(["w1"], seed=0).tokens)
+
+
+# --- commands
+
+
+def test_commands_take_the_same_options_and_refuse_the_same(cache, tmp_path, capsys):
+    def said(*words, code=2):
+        capsys.readouterr()
+        assert main([*words]) == code, capsys.readouterr().err
+        found = capsys.readouterr()
+        return found.out if code == 0 else found.err
+
+    model, out = ["--model", "me/tiny", "--model-option", "max_new_tokens=3"], tmp_path / "out"
+    bench = ["bench", "text", *model, "--samplers", "autoregressive", "--quick", "--batch-sizes=1"]
+    sample = ["sample", "text", "w1", *model, "--sampler", "autoregressive", "--out", str(out)]
+    report = tmp_path / "report.json"
+    prompts = ["--prompts", "1", "--repeats", "1"]
+    options = ["--model-option", "local_files_only=true", "--model-option", "variant=fp61"]
+    for command in (bench, sample):
+        assert "Did you mean 'main'" in said(*command, "--model-option", "revision=mian")
+        assert "Did you mean 'revision'" in said(*command, "--model-option", "revison=v1")
+        assert "no variants" in said(*command, *options)
+        assert "expected KEY=VALUE" in said(*command, "--model-option", "revision")
+        assert "names 'revision' twice" in said(*command, *["--model-option", "revision=v1"] * 2)
+        err = said(*command, "--model-option", f"token={SECRET}")
+        assert "HF_TOKEN" in err and SECRET not in err
+    assert "with one modality" in said("bench", "all", "--model-option", "revision=v1")
+    assert "loads no model" in said(*bench, "--estimate", "h100", "--model-option", "revision=v1")
+    said(*bench, *prompts, "--model-option", "revision=v1", "--out", str(report), code=0)
+    assert json.loads(report.read_text())["revision"] == "v1"
+    said(*sample, "--model-option", "revision=v1", code=0)
+    assert read_plan(out)["commits"] == {"me/tiny@v1": OLD}

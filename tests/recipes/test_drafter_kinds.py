@@ -19,7 +19,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.base import DepthOptions
-from gen.recipes.drafters.data import Batch
+from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import Exit, ExitOptions, TrainedLayer
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions, Medusa
 from gen.recipes.drafters.kind_lora_drop import DropOptions, LoraDropKind

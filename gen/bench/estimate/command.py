@@ -48,6 +48,11 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
             "--measured is given; expected it with --estimate here and without --inflate (give"
             " --model a folder of gen inflate)"
         )
+    if args.model_option and not args.measured:
+        raise GenError(
+            "--model-option is given with --estimate, which reads a config and loads no model;"
+            " expected it with --measured"
+        )
     device = find_device(args.estimate)
     if device is None:
         device = measure_machine(said["device"], said["dtype"])

@@ -60,6 +60,7 @@ def bench_jobs(args: argparse.Namespace) -> int:
         "json",
         "gallery",
         "model",
+        "model_option",
         "device",
         "dtype",
         "compile",

@@ -11,11 +11,14 @@ def add_show(commands: Commands) -> None:
         commands,
         "show",
         "gen.cli.quick:show",
-        "print a resolved config, or the parameters of a sampler or preset",
-        "examples: gen show image/sjd sampler.window=64\n          gen show speculative_jacobi",
+        "print a resolved config, the parameters of a sampler or preset, or a saved pipeline",
+        "examples: gen show image/sjd sampler.window=64\n          gen show speculative_jacobi\n"
+        "          gen show FOLDER (of pipe.save_pretrained)",
     )
     parser.add_argument(
-        "config", metavar="CONFIG|SAMPLER", help="a config, sampler or preset (see gen ls)"
+        "config",
+        metavar="CONFIG|SAMPLER|FOLDER",
+        help="a config, sampler or preset (see gen ls), or a saved pipeline",
     )
     add_overrides(parser, "sampler.window=64")
     add_json_flag(parser)

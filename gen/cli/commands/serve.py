@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command
+from gen.cli.arguments import Commands, Parser, add_command
 
 HOST, PORT = "127.0.0.1", 8123
 
@@ -18,7 +18,8 @@ def add_serve(commands: Commands) -> None:
         "http://127.0.0.1:8123/v1, and http://127.0.0.1:8123/docs describes all endpoints.\n\n"
         "  gen serve --port 8123\n"
         "  GEN_API_KEY=... gen serve --host 0.0.0.0\n"
-        "  gen serve --model mine=image:checkpoints/shapes",
+        "  gen serve --model mine=image:checkpoints/shapes\n"
+        "  gen serve --model mine=text:org/model --model-option mine:revision=v1",
     )
     parser.add_argument(
         "--host", default=HOST, metavar="NAME", help=f"address to listen on ({HOST})"
@@ -33,10 +34,24 @@ def add_serve(commands: Commands) -> None:
         metavar="ID=MODALITY:PATH",
         help="a model of yours by its folder, file or hub id; may be repeated (all of the package)",
     )
+    parser.add_argument(
+        "--model-option",
+        action="append",
+        default=[],
+        metavar="ID:KEY=VALUE",
+        help=(
+            "option that the model ID is loaded with, such as mine:revision=v1, or"
+            " mine:adapters.poet=FOLDER, which is served as mine:poet; may be repeated"
+        ),
+    )
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (auto)")
     parser.add_argument(
         "--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)"
     )
+    _add_limit_flags(parser)
+
+
+def _add_limit_flags(parser: Parser) -> None:
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",

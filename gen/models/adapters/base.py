@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.load.weights import device_of
 
 
 class ModelAdapter:
@@ -118,7 +119,7 @@ class ModelAdapter:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from gen.core.errors import GenError, bad_type, unknown
 from gen.models.load.libraries import LOADING, diffusers, transformers
+from gen.models.load.saved import read_saved
 
 ZOO = Path(__file__).parents[2] / "zoo"
 DTYPES = {
@@ -43,12 +44,15 @@ def zoo() -> dict[str, Path]:
 
 
 def locate(name: str | Path, kind: str = "model") -> str | Path:
-    """Resolve a name to a zoo folder, a local folder or a Hub id. Raises ``GenError`` for anything
-    else; ``kind`` names the thing in the message."""
+    """Resolve a name to a zoo folder, a local folder or a Hub id; of a saved pipeline it is the
+    folder of the model. Raises ``GenError`` for anything else; ``kind`` names the thing in the
+    message."""
     if str(name) in zoo():
         return zoo()[str(name)]
     path = Path(name).expanduser()
     if os.path.isdir(path):  # False for what no file system takes, where Path.is_dir raises
+        saved = read_saved(path)
+        path = path if saved is None else saved.model
         if not (path / "config.json").is_file():
             raise GenError(f"{kind} folder {path} has no config.json")
         return path

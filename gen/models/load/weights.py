@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.load.libraries import accelerate
-from gen.models.load.locate import readable
+from gen.models.load.locate import config_field, readable
 from gen.models.load.reads import PICKLES, note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
@@ -215,6 +215,7 @@ def fill(
     device_map: str | Mapping | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
+    whole: Sequence[str] = (),
     name: str | Path = "",
 ) -> nn.Module:
     """Put weights into a model built ``without_storage``.
@@ -230,6 +231,7 @@ def fill(
         device_map: Placement by accelerate, for models larger than a device.
         max_memory: Most memory of each device, as in accelerate.
         offload_folder: Folder of the weights that the device map leaves on disk.
+        whole: Classes of modules that read weights of modules in them, which come with theirs.
         name: Name of the weights in messages.
 
     Raises:
@@ -254,9 +256,39 @@ def fill(
         model = model.to(device)
     else:
         folder = str(offload_folder) if on_disk else None
-        model = accelerate().dispatch_model(model, solved, offload_dir=folder)
+        model = accelerate().dispatch_model(
+            model, solved, offload_dir=folder, preload_module_classes=list(whole)
+        )
     note_network(model)
     return model.eval().requires_grad_(False)
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device that a network computes on: that of its first weights in memory.
+
+    A network whose weights are all offloaded computes where accelerate brings them, on the CPU.
+    """
+    first = None
+    for parameter in network.parameters():
+        if not parameter.is_meta:
+            return parameter.device
+        first = parameter if first is None else first
+    is_placed = config_field(network, "hf_device_map") is not None  # accelerate's mark
+    return torch.device("cpu") if first is None or is_placed else first.device
+
+
+def require_in_memory(network: nn.Module, beside: Iterable[str], name: str) -> None:
+    """Raise ``GenError`` where weights are on disk that a network reads beside its modules: its
+    own parameters, and those of the modules named in ``beside``. ``name`` names the model."""
+    read = dict(network._parameters)
+    for path in beside:
+        read |= {f"{path}.{k}": p for k, p in network.get_submodule(path)._parameters.items()}
+    on_disk = [key for key, p in read.items() if p is not None and p.is_meta]
+    if on_disk:
+        raise GenError(
+            f"the device map leaves {', '.join(on_disk[:SHOWN])} of model {name} on disk, which"
+            " its network reads beside its modules; expected them in memory, or more max_memory"
+        )
 
 
 def _misfits(

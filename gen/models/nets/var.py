@@ -235,7 +235,8 @@ class VAR(nn.Module):
         """
         self.last(refine=True)
         known = F.linear(own.to(self.word_embed.weight.dtype), self.word_embed.weight)
-        return torch.where(hidden[..., None], self.mask_embed.weight, known)
+        masked = self.mask_embed(torch.zeros(1, dtype=torch.long, device=hidden.device))
+        return torch.where(hidden[..., None], masked, known)
 
     def run(
         self,

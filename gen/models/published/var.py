@@ -23,9 +23,16 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.load.weights import LazyWeights, Renames, Weights, fill, without_storage
+from gen.models.load.weights import (
+    LazyWeights,
+    Renames,
+    Weights,
+    fill,
+    require_in_memory,
+    without_storage,
+)
 from gen.models.nets.residual_scales import ResidualScales, Sides
-from gen.models.nets.var import VAR, VARConfig
+from gen.models.nets.var import VAR, Attention, VARConfig
 
 # sides of the square scales of the published models, by pixels of an image
 SCALES = {
@@ -213,8 +220,8 @@ def load_var(
     *,
     scales: Sequence[int] | None = None,
     heads: int | None = None,
-    device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    **placement: Any,
 ) -> VAR:
     """Load the network of VAR or HMAR; its heads compute in float32 at least.
 
@@ -223,18 +230,23 @@ def load_var(
         name: name of the model, for messages.
         scales: sides of the square scales; None for a published list.
         heads: attention heads; None for the number that the weights state.
-        device: device of the network.
         dtype: dtype of the blocks.
+        placement: device, or device map, of ``fill``.
 
     Raises:
-        GenError: weights that do not fit.
+        GenError: weights that do not fit, or a device map that leaves those on disk that the
+            network reads beside its modules.
     """
     config = config_of(weights.shapes, name, scales, heads)
     model = without_storage(lambda: VAR(config))
     renames = HMAR_KEYS if config.tail else VAR_KEYS
-    fill(model, weights, rename=renames, drop=DROP, device=device, dtype=dtype, name=name)
-    for last in [model.fill, *([model.refine] if model.refine is not None else [])]:
-        last.head.to(torch.promote_types(dtype, torch.float32))
+    placement |= {"dtype": dtype, "name": name, "whole": [Attention.__name__]}
+    fill(model, weights, rename=renames, drop=DROP, **placement)
+    exact = torch.promote_types(dtype, torch.float32)
+    heads_of = ["fill.head", *(["refine.head"] if config.tail else [])] if exact != dtype else []
+    require_in_memory(model, ["lvl_embed", "word_embed", *heads_of], name)
+    for head in heads_of:
+        model.get_submodule(head).to(exact)
     return model
 
 

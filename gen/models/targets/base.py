@@ -16,6 +16,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.load.routed import Router
 from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
 from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
@@ -209,6 +210,8 @@ class Target:
         item_sampling: sampling parameters of each item where they differ, in ``FILTERS`` alone;
             None where ``sampling`` is that of all items.
         shares_prefill: whether rows with the same prompt that are new together compute it once.
+        router: chooses the LoRA adapters of the rows; None where the network has none by name.
+        adapters: LoRA adapter of each item, int64 [N], with a router.
 
     Args:
         model: adapter of a protocol (``gen.models.adapters.protocols``).
@@ -232,6 +235,8 @@ class Target:
     evaluator: Any = None
     item_sampling: list[SamplingParams] | None = None
     shares_prefill = False
+    router: Router | None = None
+    adapters: np.ndarray | None = None
 
     def __init__(
         self,
@@ -318,6 +323,7 @@ class Target:
     def _handed_over(self, fresh: Self) -> Self:
         """Give a fresh target of the same items what this one was given after it was made."""
         fresh.name, fresh.known = self.name, self.known
+        fresh.router, fresh.adapters = self.router, self.adapters
         fresh.at_most(self.rows)
         return fresh
 
@@ -392,6 +398,8 @@ class Target:
         fresh.name, fresh.learned, fresh.evaluator = self.name, self.learned, self.evaluator
         fresh.limits = None if self.limits is None else self.limits[items]
         fresh.known = None if self.known is None else self.known[index]
+        fresh.router = self.router
+        fresh.adapters = None if self.adapters is None else self.adapters[items]
         return fresh
 
     @property
@@ -422,7 +430,7 @@ class Target:
         roomy = type(self)(model, prompt, space, sampling, uncond, length, uncond_length)
         roomy.name, roomy.learned = self.name, self.learned
         roomy.limits = None if self.limits is None else np.repeat(self.limits[:1], items)
-        roomy.known = fresh.known
+        roomy.known, roomy.router, roomy.adapters = fresh.known, fresh.router, fresh.adapters
         return roomy
 
     def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
@@ -443,6 +451,8 @@ class Target:
             self.known[torch.from_numpy(items).to(self.device)] = other.known[
                 torch.from_numpy(numbers).to(self.device)
             ]
+        if self.adapters is not None:
+            self.adapters[items] = 0 if other.adapters is None else other.adapters[numbers]
         if self.item_sampling is not None:
             for item in items.tolist():
                 self.item_sampling[item] = other.sampling

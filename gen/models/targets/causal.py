@@ -23,7 +23,6 @@ from gen.models.adapters.protocols import (
     SuperposedModel,
     TreeModel,
 )
-from gen.models.load.routed import Router
 from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
 from gen.models.targets.past import Past
 
@@ -43,14 +42,10 @@ class CausalTarget(Target):
         hidden_layers: layers whose hidden states every forward pass returns.
         gives_raw: whether every forward pass returns log-probabilities before temperature and
             filters (``StepOutput.raw``), as it does where the sampling parameters ask for them.
-        router: chooses the adapters of the rows; None where the network has none by name.
-        adapters: adapter of each item, int64 [N], with a router.
     """
 
     model: CausalModel
     left_to_right = True
-    router: Router | None = None
-    adapters: np.ndarray | None = None
     gives_raw = False
 
     def __init__(self, *args, **kwargs):
@@ -127,8 +122,6 @@ class CausalTarget(Target):
     def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
         """See ``Target.put``."""
         super().put(items, other, numbers)
-        if self.adapters is not None and isinstance(other, CausalTarget):
-            self.adapters[items] = 0 if other.adapters is None else other.adapters[numbers]
         self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
         if self.past is not None:
             prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
@@ -318,10 +311,6 @@ class CausalTarget(Target):
         """Look up the adapter of each row, int64 [B]; 0 where there are none."""
         items = self.prompts.row_items
         return np.zeros_like(items) if self.adapters is None else self.adapters[items]
-
-    def _handed_over(self, fresh: Self) -> Self:
-        fresh.router, fresh.adapters = self.router, self.adapters
-        return super()._handed_over(fresh)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None

@@ -167,12 +167,17 @@ class JobPlan:
             problems = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
             raise RequestValidationError(problems) from None
         served = self.calls.served(body.model, self.endpoint.kinds, self.path)
-        modality = self.calls.engine.models.pipeline(body.model).modality
-        wanted = self.endpoint.wanted(body, modality)
+        pipe = self.calls.engine.models.pipeline(body.model)
+        wanted = self.endpoint.wanted(body, pipe.modality)
         refuse_streams(body, wanted)
         form, extension = form_of(body)
         seed = secrets.randbelow(SEEDS) if wanted.seed is None else wanted.seed
         entry: dict[str, Any] = {"modality": served.modality, "model": served.model}
+        if pipe.model_options:
+            entry["model_options"] = pipe.model_options
+        dtype = str(pipe.dtype).removeprefix("torch.")
+        if dtype != self.calls.engine.models.dtype:
+            entry["dtype"] = dtype
         if wanted.sampler is not None:
             entry["sampler"] = wanted.sampler
         if extension != registry.get("modality", served.modality).extension:
@@ -182,6 +187,8 @@ class JobPlan:
         for prompt in wanted.prompts:
             for sample in range(wanted.n):
                 row = {**row_of(prompt), "seed": seed + sample, "sampling": wanted.sampling}
+                if served.adapter is not None:
+                    row["adapter"] = served.adapter
                 if wanted.start.frames is not None:
                     row["frames"] = wanted.start.frames
                 line.rows.append(self._row(entry, row))
