@@ -273,7 +273,7 @@ def has_no_distribution(logprobs: Tensor) -> Tensor:
     Args:
         logprobs: log-probabilities as ``SamplingParams`` makes them.
     """
-    if logprobs.is_cpu:  # a few numbers, for which numpy takes less time
+    if logprobs.is_cpu and logprobs.ndim > 1:  # a few numbers, for which numpy takes less time
         return torch.from_numpy(np.isnan(logprobs.numpy()[..., 0]))
     return logprobs[..., 0].isnan()
 

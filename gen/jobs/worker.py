@@ -310,7 +310,8 @@ class Worker:
                 pipe = self.pipe(item["entry"])
                 given = given_prompt(item["prompt"], item.get("condition"))
                 planned = pipe.plan([given], 1, item["seed"])[0]
-                planned = replace(planned, adapter=item.get("adapter"))
+                if item.get("adapter") is not None:
+                    planned = replace(planned, adapter=item["adapter"])
                 work = self._work(item, attempt, planned, entry)
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():

@@ -52,6 +52,16 @@ from gen.models.zoo import load_lm
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
 
+def _check_types(modality: Any, model: Any, compile: Any) -> None:
+    """Raise ``GenError`` for a modality, a model or a value of ``compile`` that can be none."""
+    if not isinstance(modality, (str, Modality)):
+        raise bad_type("modality", modality, "a name, such as 'image'")
+    if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
+        raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
+    if not isinstance(compile, bool):
+        raise bad_value("compile", compile, "true or false")
+
+
 def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
     """Return the folder or hub id of an adapter, or several by name. Raises ``WrongType`` for
     anything else."""
@@ -106,12 +116,7 @@ class ModalityModels:
         sparse_prefill: Any = None,
         **options: Any,
     ):
-        if not isinstance(modality, (str, Modality)):
-            raise bad_type("modality", modality, "a name, such as 'image'")
-        if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
-            raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
-        if not isinstance(compile, bool):
-            raise bad_value("compile", compile, "true or false")
+        _check_types(modality, model, compile)
         self._asked = modality
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality

@@ -501,7 +501,7 @@ def test_what_does_not_fit_is_one_clear_error(folder, pipe, weights, tmp_path):
         ("guidance_schedule", {"guidance_schedule": "cosine"}),
         ("sigma_floor", {"sigma_floor": 0.0}),
         ("num_sampling_steps", {"num_sampling_steps": 1}),
-        ("device_map", {"device_map": "auto"}),
+        ("unknown device_map 'autos'", {"device_map": "autos"}),
         ("scaling_factor", {"scaling_factor": -1}),
         ("Did you mean 'heads'", {"head": 3}),
     )

@@ -289,7 +289,7 @@ BAD_OPTIONS = {
     "no scales": ({}, "4 scales of 30 positions.*none of the published lists"),
     "heads": ({**OPTIONS, "heads": 5}, f"heads is 5; expected {HEADS}"),
     "vae": ({**OPTIONS, "vae": "nowhere.pth"}, "vae is 'nowhere.pth'"),
-    "device_map": ({**OPTIONS, "device_map": "auto"}, "device_map"),
+    "device_map": ({**OPTIONS, "device_map": "autos"}, "unknown device_map 'autos'"),
 }
 
 

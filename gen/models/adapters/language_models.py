@@ -229,11 +229,12 @@ class CausalLM(LanguageModel):
         return self.with_network(keep_layers(self.model, layers, self.num_layers))
 
     def with_network(self, model: torch.nn.Module) -> Self:
-        """See ``SharedModel``. The other network runs without graphs."""
+        """See ``SharedModel``. The other network runs without graphs, and gets a mask in every call,
+        which its layers may read."""
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
-        other._lean, other.graphs = LeanLlama.of(model), None
+        other._lean, other.graphs, other._knows_causal = LeanLlama.of(model), None, False
         other.takes_block_masks = attention_implementation(other.config) == "flex_attention"
         return other
 

@@ -232,13 +232,10 @@ class CausalTarget(Target):
         self._branches, grid = None, positions
         positions = positions if own is None else positions + own
         self._note(tokens, positions, parents)
-        width, fresh = tokens.shape[1], self._fresh
-        prefix = prompt_states = None
-        if self.branches > 1:
-            tokens = torch.cat([tokens] * self.branches)
+        width, fresh, prefix, prompt_states = tokens.shape[1], self._fresh, None, None
+        tokens = self._inputs(torch.cat([tokens] * self.branches) if self.branches > 1 else tokens)
         # the positions of each branch, shifted
         slots = (positions + self._shift.view(self.branches, -1, 1)).flatten(0, 1)
-        tokens = self._inputs(tokens)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
         if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):

@@ -133,7 +133,7 @@ def test_drafts_that_are_all_illegal_leave_a_distribution():
 # --- controls of the distribution
 
 
-def stale(self, tokens, positions, _true=CausalTarget._note):
+def stale(self, tokens, positions, parents=None, _true=CausalTarget._note):
     """Only the last committed id is noted, not the drafts after it."""
     _true(self, tokens[:, :1], positions[:, :1])
 
@@ -148,7 +148,7 @@ def test_control_a_history_without_the_drafts(monkeypatch, coupling):
 def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
     """Rejected drafts must be overwritten."""
 
-    def note(self, tokens, positions, _true=CausalTarget._note):
+    def note(self, tokens, positions, parents=None, _true=CausalTarget._note):
         fresh = torch.where(
             self.history.gather(1, positions) == self.blank_id,
             tokens,

@@ -344,7 +344,8 @@ def test_every_causal_sampler_is_watched():
     # a step of hypotheses copies its scores to the host: tests of the rules without draws
     hypotheses = {"adaptive_lookahead", "beam_search", "momentum_decoding", "superposed_decoding"}
     watched = {spec["name"] for spec in PLAIN + JACOBI + CHAINS + LATENT + TRIED}
-    assert watched | hypotheses == causal and not watched & hypotheses
+    windows = {"masked_window"}  # of a network with a mask token, below
+    assert watched | hypotheses | windows == causal and not watched & (hypotheses | windows)
 
 
 def between_calls(sampler, target: Callable) -> list[list[str]]:
@@ -353,7 +354,9 @@ def between_calls(sampler, target: Callable) -> list[list[str]]:
     watched, meter, marks, left = target(), HostWaits(), [], set()
     predict, keep = watched.predict, watched.keep
     watched.device = ACCELERATOR
-    watched.predict = lambda *args: (marks.append(len(meter.waits)), predict(*args))[1]
+    watched.predict = lambda *args, **own: (marks.append(len(meter.waits)), predict(*args, **own))[
+        1
+    ]
     watched.keep = lambda rows: (left.add(len(marks) - 1), keep(rows))[1]
     with meter:
         out = sampler(watched, CounterRNG([3, 14, 15]))
@@ -392,6 +395,15 @@ def test_a_round_of_a_network_waits_once_in_all(spec):
     """For one copy to the host, which is then an array there. The forward call, the distribution
     and guidance are in it."""
     assert all(waits == ["cpu", "numpy"] for waits in causal_rounds(spec))
+
+
+def test_a_round_of_a_window_of_masks_waits_once_in_all():
+    sampler, sampling = resolve_sampler({"name": "masked_window", "window": 4})
+    space = TokenSpace.codes((4, 6), 20, 24, 23)
+    rounds = between_calls(
+        sampler, lambda: CausalTarget(CausalLM(small_llama(24)), PROMPTS, space, sampling)
+    )
+    assert all(waits == ["cpu", "numpy"] for waits in rounds)
 
 
 LOOPS = {
