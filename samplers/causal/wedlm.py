@@ -117,7 +117,7 @@ class MaskedWindow(Drafter):
         doubt = entropy + self.penalty * (order - first)
         doubt = doubt.masked_fill(~is_masked, torch.inf)
         fill = doubt < self.threshold
-        least = F.one_hot(doubt.argmin(1), width).bool() & is_masked
+        least = (self.offset[:width] == doubt.argmin(1, keepdim=True)) & is_masked
         fill = torch.where(fill.any(1, keepdim=True), fill, least)
         logp = output.logprobs[:, 1:]
         ids = step.categorical(logp, "token", fill, first=1, shared=True)

@@ -229,8 +229,8 @@ class CausalLM(LanguageModel):
         return self.with_network(keep_layers(self.model, layers, self.num_layers))
 
     def with_network(self, model: torch.nn.Module) -> Self:
-        """See ``SharedModel``. The other network runs without graphs, and gets a mask in every call,
-        which its layers may read."""
+        """See ``SharedModel``. The other network runs without graphs, and with a mask in every call
+        that its layers may read."""
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
