@@ -101,12 +101,16 @@ def test_control_attention_that_reads_a_matrix_beside_its_module_needs_it_whole(
         return dispatch(*args, **more)
 
     monkeypatch.setattr(weights.accelerate(), "dispatch_model", without)
-    want, got, count = halved(
-        lambda **more: gen.load(case.modality, model=case.path, **{**case.options, **more}),
-        case.prompts[0],
-        tmp_path / "off",
-    )
-    assert count and not torch.equal(want, got)
+    try:
+        want, got, count = halved(
+            lambda **more: gen.load(case.modality, model=case.path, **{**case.options, **more}),
+            case.prompts[0],
+            tmp_path / "off",
+        )
+    except GenError as error:  # what was read is any memory, and may be NaN
+        assert "gives no distribution" in str(error)
+    else:
+        assert count and not torch.equal(want, got)
 
 
 @slow
