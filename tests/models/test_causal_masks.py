@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from llama_kinds import SMALL
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -19,14 +20,6 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.masks import CAUSAL
 from gen.models.adapters.slot_cache import SlotCache
 
-SMALL = dict(
-    vocab_size=40,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-)
 MODELS = {
     "lean llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2)),
     "llama": lambda: LlamaForCausalLM(

@@ -107,3 +107,19 @@ def write(name: str, of: CausalTarget, folder: Path, net: nn.Module | None = Non
     facts = DrafterFacts.of(kind, of, layers, arguments)
     write_drafter(folder, facts, dict(net.named_parameters()))
     return str(folder)
+
+
+def tokens_of(seed: int, length: int) -> torch.Tensor:
+    """Random tokens of the three prompts."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, V, (3, length), generator=generator)
+
+
+def stepped(of: CausalTarget, tokens: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
+    """Log-probabilities of all positions, in passes of some widths."""
+    before, found, first = torch.cat([tokens[:, :1], tokens[:, :-1]], 1), [], 0
+    for width in widths:
+        at = torch.arange(first, first + width).expand(3, -1)
+        found.append(of.predict(before[:, first : first + width], at).logprobs)
+        first += width
+    return torch.cat(found, 1)

@@ -12,7 +12,17 @@ from functools import partial
 import pytest
 import torch
 from small_llama import small_llama
-from trained_drafters import LENGTHS, PROMPTS, V, network, scrambled, target, write
+from trained_drafters import (
+    LENGTHS,
+    PROMPTS,
+    V,
+    network,
+    scrambled,
+    stepped,
+    target,
+    tokens_of,
+    write,
+)
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -49,21 +59,6 @@ def draft(cycle: int, net: Corrections | None = None) -> CausalTarget:
     return of.with_model(dropping_model(model, net or corrections(), arguments))
 
 
-def tokens_of(seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, V, (3, LENGTH), generator=generator)
-
-
-def stepped(of: CausalTarget, tokens: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
-    """Log-probabilities of all positions, in passes of some widths."""
-    before, found, first = torch.cat([tokens[:, :1], tokens[:, :-1]], 1), [], 0
-    for width in widths:
-        at = torch.arange(first, first + width).expand(3, -1)
-        found.append(of.predict(before[:, first : first + width], at).logprobs)
-        first += width
-    return torch.cat(found, 1)
-
-
 @torch.no_grad()
 def reference(tokens: torch.Tensor, cycle: int, net: Corrections, late: int = 0) -> torch.Tensor:
     """Log-probabilities of all positions, layer after layer and token after token. ``late`` takes
@@ -95,7 +90,7 @@ def reference(tokens: torch.Tensor, cycle: int, net: Corrections, late: int = 0)
 
 @pytest.mark.parametrize("cycle", [2, 3])
 def test_a_token_between_full_ones_takes_the_output_of_the_last(cycle):
-    tokens, net = tokens_of(0), corrections()
+    tokens, net = tokens_of(0, LENGTH), corrections()
     wanted = reference(tokens, cycle, net)
     for widths in ((LENGTH,), (1,) * LENGTH, (2, 1, 3, 2)):
         assert (stepped(draft(cycle), tokens, widths) - wanted).abs().max() < 1e-9
@@ -104,7 +99,7 @@ def test_a_token_between_full_ones_takes_the_output_of_the_last(cycle):
 
 
 def test_a_cycle_of_one_is_the_target_itself():
-    tokens, plain = tokens_of(1), target(LENGTH, V)
+    tokens, plain = tokens_of(1, LENGTH), target(LENGTH, V)
     plain = plain.with_model(CausalLM(small_llama(V, layers=4)))
     wanted = stepped(plain, tokens, (LENGTH,))
     for widths in ((LENGTH,), (1,) * LENGTH):
@@ -114,7 +109,7 @@ def test_a_cycle_of_one_is_the_target_itself():
 
 def test_rejected_drafts_leave_nothing_behind():
     """Positions 3 to 6 are drafted twice, with other tokens the first time; 4 is a full one."""
-    tokens, others, of = tokens_of(2), tokens_of(5), draft(2)
+    tokens, others, of = tokens_of(2, LENGTH), tokens_of(5, LENGTH), draft(2)
     wanted = stepped(draft(2), tokens, (1,) * LENGTH)
     before = torch.cat([tokens[:, :1], tokens[:, :-1]], 1)
     wrong = torch.cat([others[:, :1], others[:, :-1]], 1)
@@ -132,9 +127,9 @@ def test_rejected_drafts_leave_nothing_behind():
 @pytest.mark.parametrize("start", [2, 3])
 def test_a_node_of_a_tree_takes_the_output_of_its_own_branch(start):
     """Two branches of depth 3, so that the full token is a draft on each of them."""
-    tokens, of = tokens_of(6), draft(2)
+    tokens, of = tokens_of(6, LENGTH), draft(2)
     stepped(of, tokens, (1,) * start)
-    drafts = tokens_of(7)[:, :6]
+    drafts = tokens_of(7, LENGTH)[:, :6]
     parents = torch.tensor([[-1, 0, 1, -1, 3, 4]]).expand(3, -1)
     at = tree_positions(torch.full((3,), start), parents)
     given = torch.cat([tokens[:, start - 1, None], drafts], 1)
@@ -157,7 +152,7 @@ def test_layers_rest_between_full_tokens(monkeypatch):
             layer.layer.register_forward_hook(lambda *_, n=layer.number: calls.append(n))
     short = LENGTHS.tolist()
     assert len(set(short)) > 1  # rows whose full tokens have different slots
-    stepped(of, tokens_of(0), (1,) * LENGTH)
+    stepped(of, tokens_of(0, LENGTH), (1,) * LENGTH)
     assert calls == [1, 3] * 2  # at positions 0 and 4
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 import pytest
 import torch
 from small_llama import small_llama
-from trained_drafters import LENGTHS, PROMPTS, V, target, write
+from trained_drafters import (
+    LENGTHS,
+    PROMPTS,
+    V,
+    stepped,
+    target,
+    tokens_of,
+    write,
+)
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -47,20 +55,6 @@ def draft(net: Routers) -> CausalTarget:
     return target(LENGTH, V).with_model(routed_model(model(), net))
 
 
-def tokens_of(seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, V, (3, LENGTH), generator=generator)
-
-
-def stepped(of: CausalTarget, tokens: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
-    before, found, first = torch.cat([tokens[:, :1], tokens[:, :-1]], 1), [], 0
-    for width in widths:
-        at = torch.arange(first, first + width).expand(3, -1)
-        found.append(of.predict(before[:, first : first + width], at).logprobs)
-        first += width
-    return torch.cat(found, 1)
-
-
 @torch.no_grad()
 def reference(
     tokens: torch.Tensor, net: Routers, more: int = 0
@@ -92,12 +86,12 @@ def seed_where(differ) -> int:
 
 
 def plans_of(seed: int, more: int = 0) -> list[list[int]]:
-    return reference(tokens_of(0), routers(seed), more)[1]
+    return reference(tokens_of(0, LENGTH), routers(seed), more)[1]
 
 
 def test_the_draft_is_the_network_of_the_layers_that_the_prompt_opens():
     seed = seed_where(lambda s: len({tuple(p) for p in plans_of(s)}) == 3)
-    tokens, net = tokens_of(0), routers(seed)
+    tokens, net = tokens_of(0, LENGTH), routers(seed)
     wanted, _ = reference(tokens, net)
     for widths in ((LENGTH,), (1,) * LENGTH, (2, 1, 3, 2)):
         assert (stepped(draft(net), tokens, widths) - wanted).abs().max() < 1e-9
@@ -105,7 +99,7 @@ def test_the_draft_is_the_network_of_the_layers_that_the_prompt_opens():
 
 def test_the_last_token_of_a_prompt_and_the_answer_decide_nothing():
     seed = seed_where(lambda s: plans_of(s) != plans_of(s, more=1))
-    tokens, net = tokens_of(0), routers(seed)
+    tokens, net = tokens_of(0, LENGTH), routers(seed)
     wanted, _ = reference(tokens, net)
     control, _ = reference(tokens, net, more=1)
     found = stepped(draft(net), tokens, (1,) * LENGTH)
@@ -123,10 +117,12 @@ def test_a_prompt_of_one_token_decides_by_it():
 def test_open_routers_are_the_target_itself():
     """Untrained ones are open."""
     of = target(LENGTH, V).with_model(model())
-    wanted = stepped(of, tokens_of(1), (LENGTH,))
+    wanted = stepped(of, tokens_of(1, LENGTH), (LENGTH,))
     untrained = Routers(16, LAYERS, 4).double().requires_grad_(False)
-    assert (stepped(draft(untrained), tokens_of(1), (1,) * LENGTH) - wanted).abs().max() < 1e-9
-    closed = stepped(draft(fixed((0, 1, 3))), tokens_of(1), (1,) * LENGTH)
+    assert (
+        stepped(draft(untrained), tokens_of(1, LENGTH), (1,) * LENGTH) - wanted
+    ).abs().max() < 1e-9
+    closed = stepped(draft(fixed((0, 1, 3))), tokens_of(1, LENGTH), (1,) * LENGTH)
     assert (closed - wanted).abs().max() > WRONG
 
     def accepted(net: Routers) -> list[float]:
@@ -143,7 +139,7 @@ def test_open_routers_are_the_target_itself():
 
 
 def test_fixed_routers_are_the_network_with_those_layers():
-    tokens = tokens_of(2)
+    tokens = tokens_of(2, LENGTH)
     skipping = target(LENGTH, V).with_model(model().with_layers((0, 3)))
     found = stepped(draft(fixed((0, 3))), tokens, (1,) * LENGTH)
     assert (found - stepped(skipping, tokens, (LENGTH,))).abs().max() < 1e-9
@@ -154,7 +150,7 @@ def test_a_layer_that_no_row_opens_does_not_run():
     for layer in of.model.model.model.layers:
         assert isinstance(layer, RoutedLayer)
         layer.layer.register_forward_hook(lambda *_, n=layer.number: calls.append(n))
-    stepped(of, tokens_of(0), (2, 1))
+    stepped(of, tokens_of(0, LENGTH), (2, 1))
     assert calls == [1, 2, 1, 2]
 
 
