@@ -20,6 +20,14 @@ KEYS = {
     **{"Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46},
 }
 TEXTS = {" ": " ", "Enter": "\r"}  # what keys write
+# middle of an element, and whether the element is on top there, at the next frame
+MIDDLE = """(selector) => new Promise((done) => requestAnimationFrame(() => {
+  const e = document.querySelector(selector);
+  e.scrollIntoView({block: 'center', behavior: 'instant'});
+  const b = e.getBoundingClientRect(), x = b.x + b.width / 2, y = b.y + b.height / 2;
+  const top = document.elementFromPoint(x, y);
+  done([x, y, e.contains(top) || e.closest('label')?.contains(top) === true]);
+}))"""
 ALT, CONTROL, META, SHIFT = 1, 2, 4, 8
 
 
@@ -35,6 +43,8 @@ class Tab:
         # the browser reads commands from descriptor 3 and answers on 4
         shell = f'exec 3<&{read_there} 4>&{write_there}; exec "$0" "$@"'
         options = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
+        # without it, a browser drops the keys and clicks that come before the page's first paint
+        options += ("--allow-pre-commit-input",)
         self.process = subprocess.Popen(
             ["bash", "-c", shell, found, *options, f"--user-data-dir={folder}", "about:blank"],
             pass_fds=(read_there, write_there),
@@ -85,8 +95,14 @@ class Tab:
         """Wait until something holds."""
         end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, "it does not come to hold"
+            if time.monotonic() > end:
+                raise AssertionError(f"nothing of it within {seconds} s; the page says:\n{self.words}")
             time.sleep(0.02)
+
+    @property
+    def words(self) -> str:
+        """Text that the page shows."""
+        return self.value("document.body?.innerText ?? ''")
 
     def press(self, key: str, modifiers: int = 0) -> None:
         """Press and release a key, as a keyboard does."""
@@ -102,13 +118,16 @@ class Tab:
         self.send("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Press the left button in the middle of an element."""
-        x, y = self.value(
-            f"(() => {{ const e = document.querySelector({selector!r});"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            " const b = e.getBoundingClientRect();"
-            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        """Press the left button in the middle of an element, once it keeps still and is on top."""
+        found: list[float] = []
+
+        def keeps_still() -> bool:
+            nonlocal found
+            before, found = found, self.value(f"({MIDDLE})({selector!r})")
+            return found == before and found[2]
+
+        self.until(keeps_still)
+        x, y, _ = found
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

@@ -25,7 +25,7 @@ class Picker {
     this.promise = make("div", { class: "promise", "aria-live": "polite" });
     this.said = make("p", { class: "note" });
     this.params = make("div", { class: "parameters" });
-    this.details = make("details", {}, make("summary", {}, "Parameters"), this.params);
+    this.details = make("details", { hidden: true }, make("summary", {}, "Parameters"), this.params);
     const remove = make("button", { type: "button", class: "quiet", "aria-label": `remove sampler ${number + 1}`, onclick: () => drop(this) }, "Remove");
     this.element = make("div", { class: "sampler" },
       make("div", { class: "head" }, make("label", { for: id }, number ? `Sampler ${number + 1}` : "Sampler"), number ? remove : null), this.select, this.promise, this.said, this.details);
@@ -52,7 +52,10 @@ class Picker {
   get brief() { return about.samplers.find(({ name }) => name === this.select.value); }
   get spec() { return { name: this.select.value, ...this.values }; }
 
-  async describe() {
+  // `described` is settled once the parameters of the last choice are shown.
+  describe() { return (this.described = this.#describe()); }
+
+  async #describe() {
     const { brief } = this;
     if (!brief) return;
     const paper = /^\d{4}\.\d{4,5}$/.test(brief.paper) ? make("a", { href: `https://arxiv.org/abs/${brief.paper}`, rel: "noreferrer", target: "_blank" }, `arXiv ${brief.paper}`) : null;
@@ -160,6 +163,7 @@ async function chooseModel(samplers, sampling = {}) {
   }));
   offerStart();
   changed();
+  await Promise.all(pickers.map(({ described }) => described));
 }
 
 // --- media to start from
