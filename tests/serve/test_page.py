@@ -144,6 +144,36 @@ def test_a_replay_shows_the_canvas_of_every_pass(tab, address):
     assert known[0] == 0 and known[-1] == 256 and known == sorted(set(known))
 
 
+HOLD = """
+const send = window.fetch;
+window.held = [];
+window.fetch = async (...request) => {
+  if (String(request[0]).includes("live/sampler")) await new Promise((go) => window.held.push(go));
+  return send(...request);
+};
+"""
+
+
+def test_the_page_is_ready_once_the_parameters_are_known_and_nothing_moves(tab, address):
+    tab.send("Page.addScriptToEvaluateOnNewDocument", source=HOLD)
+    tab.send("Page.navigate", url="about:blank")
+    tab.send("Page.navigate", url=f"{address}#modality=video&sampler=autoregressive")
+    tab.until(lambda: tab.value("window.held?.length > 0"))
+    height = "document.getElementById('call').getBoundingClientRect().height"
+    frames = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.value(frames)
+    assert tab.value("document.documentElement.dataset.ready") is None
+    before = tab.value(height)
+
+    def is_ready_once_answered() -> bool:
+        tab.value("held.splice(0).forEach((go) => go())")
+        return tab.value("document.documentElement.dataset.ready") == "yes"
+
+    tab.until(is_ready_once_answered)
+    tab.value(frames)
+    assert tab.value(height) == before
+
+
 @pytest.mark.parametrize("way", ["key", "button"])
 def test_a_call_is_cancelled(tab, address, engine, way):
     go(tab, address, modality="video", prompt="a red square moves right", samples=8,
