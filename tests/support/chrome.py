@@ -20,13 +20,13 @@ KEYS = {
     **{"Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46},
 }
 TEXTS = {" ": " ", "Enter": "\r"}  # what keys write
-# middle of an element, and whether the element is on top there, at the next frame
-MIDDLE = """(selector) => new Promise((done) => requestAnimationFrame(() => {
+# box of an element at the next frame, and whether the element is on top in its middle
+BOX = """(selector) => new Promise((done) => requestAnimationFrame(() => {
   const e = document.querySelector(selector);
   e.scrollIntoView({block: 'center', behavior: 'instant'});
-  const b = e.getBoundingClientRect(), x = b.x + b.width / 2, y = b.y + b.height / 2;
-  const top = document.elementFromPoint(x, y);
-  done([x, y, e.contains(top) || e.closest('label')?.contains(top) === true]);
+  const b = e.getBoundingClientRect();
+  const top = document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2);
+  done([b.x, b.y, b.width, b.height, e.contains(top)]);
 }))"""
 ALT, CONTROL, META, SHIFT = 1, 2, 4, 8
 
@@ -119,19 +119,24 @@ class Tab:
         """Write a text where the focus is."""
         self.send("Input.insertText", text=text)
 
-    def click(self, selector: str) -> None:
-        """Press the left button in the middle of an element, once it keeps still and is on top."""
+    def box(self, selector: str) -> list[float]:
+        """Return left, top, width, height of an element that keeps still and is on top."""
         found: list[float] = []
 
         def keeps_still() -> bool:
             nonlocal found
-            before, found = found, self.value(f"({MIDDLE})({selector!r})")
-            return found == before and found[2]
+            before, found = found, self.value(f"({BOX})({selector!r})")
+            return found == before and found[-1]
 
         self.until(keeps_still)
-        x, y, _ = found
+        return found[:-1]
+
+    def click(self, selector: str) -> None:
+        """Press the left button in the middle of an element."""
+        left, top, width, height = self.box(selector)
+        where = {"x": left + width / 2, "y": top + height / 2, "button": "left"}
         for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.send("Input.dispatchMouseEvent", type=kind, **where, clickCount=1)
 
     def drag(self, selector: str, first: tuple[float, float], last: tuple[float, float]) -> None:
         """Draw with the left button over an element, from one place to another.
@@ -141,11 +146,7 @@ class Tab:
             first: place where the button goes down, as shares of width and height.
             last: place where it goes up.
         """
-        left, top, width, height = self.value(
-            f"(() => {{ const e = document.querySelector({selector!r});"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            " const b = e.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
-        )
+        left, top, width, height = self.box(selector)
         steps = [("mousePressed", 0.0), *(("mouseMoved", i / 8) for i in range(9))]
         for kind, at in [*steps, ("mouseReleased", 1.0)]:
             x, y = (a + (b - a) * at for a, b in zip(first, last, strict=True))
