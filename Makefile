@@ -33,7 +33,8 @@ test-slow: $(STAMP)
 QUANTIZATION := .venv/quantization
 test-quantization: $(STAMP) $(QUANTIZATION)/.installed
 	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
-	  tests/models/test_quantize.py tests/models/test_quantized_families.py tests/models/test_gguf.py
+	  tests/models/test_quantize.py tests/models/test_quantized_families.py \
+	  tests/models/test_quantized_registry.py tests/models/test_gguf.py
 
 $(QUANTIZATION)/.installed: Makefile | $(STAMP)
 	@rm -rf $(QUANTIZATION)

@@ -293,7 +293,10 @@ def test_what_torchao_cannot_compute_is_one_error(tmp_path):
         assert "torchao cannot run model" in said and "its weights are float64" in said
     said = refusal(case, quantization="int4")  # groups of 128 in layers of 64
     assert "torchao leaves layers as they are in 'int4': model.layers.0.self_attn.q_proj" in said
-    assert "'group_size': 32" in said
+    assert "'group_size': 64" in said
+    narrow = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"x": nn.Linear(48, 32)})])})
+    with pytest.raises(GenError, match="layers.0.x .32, 48.; expected a group_size .*, or int8"):
+        quantize(narrow, Quantization.of(GROUPS), "narrow")
     assert "options of torchao" in refusal(case, quantization={"name": "int8", "bits": 3})
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value, unknown
 from gen.models.load.libraries import transformers
@@ -89,8 +89,9 @@ def replace_linears(
                 f"layer {path} is a {type(linear).__name__}, which bitsandbytes does not quantise;"
                 " expected linear layers, with at most one adapter, which is merged"
             )
+    in_8_bits = layer_of_8_bits(library.nn.Linear8bitLt)
     for path, linear in chosen.items():
-        network.set_submodule(path, _layer(linear, config, library))
+        network.set_submodule(path, _layer(linear, config, library, in_8_bits))
 
 
 def keep_layout(network: nn.Module) -> None:
@@ -104,12 +105,23 @@ def keep_layout(network: nn.Module) -> None:
             layer.support_avx512bf16_for_cpu = False
 
 
-def _layer(linear: nn.Linear, config: Any, library: ModuleType) -> nn.Module:
+def layer_of_8_bits(base: type[Any]) -> type[Any]:
+    """Return the 8-bit layer of bitsandbytes, ``base``, for inputs with any number of axes; its own
+    take at most three."""
+
+    class AnyAxes(base):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+    return AnyAxes
+
+
+def _layer(linear: nn.Linear, config: Any, library: ModuleType, in_8_bits: type[Any]) -> nn.Module:
     """Return the layer of bitsandbytes with the weights of a linear one."""
     nets, weight = library.nn, linear.weight.detach()
     shape = (linear.in_features, linear.out_features, linear.bias is not None)
     if config.load_in_8bit:
-        made = nets.Linear8bitLt(
+        made = in_8_bits(
             *shape, has_fp16_weights=False, threshold=config.llm_int8_threshold, device="meta"
         )
         # weights are quantised on their way from the CPU to a device

@@ -24,6 +24,7 @@ TORCHAO = ("int8", "int4")
 QUANTIZATIONS = (*TORCHAO, *BITS_AND_BYTES)
 EXTRA = '"gen-toolkit[quantization]"'  # of pyproject.toml
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of weights that can be quantised
+GROUPS = (128, 64, 32)  # sizes that kernels of int4 take
 SHOWN = 3  # layers that a message lists
 
 
@@ -170,10 +171,12 @@ def _by_torchao(network: nn.Module, chosen: Mapping[str, nn.Linear], how: Quanti
     if left:  # torchao passes over layers whose width no group divides
         shapes = [f"{path} {tuple(chosen[path].weight.shape)}" for path in left[:SHOWN]]
         more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        widths = [m.in_features for m in chosen.values()]
+        fits = next((n for n in GROUPS if not any(w % n for w in widths)), None)
         raise GenError(
             f"torchao leaves layers as they are in {how.plain!r}: {', '.join(shapes)}{more};"
-            " expected a group_size that divides their second number, such as"
-            f" {{'name': {how.name!r}, 'group_size': 32}}"
+            " expected a group_size that divides their second number, "
+            + (f"such as {{'name': {how.name!r}, 'group_size': {fits}}}" if fits else "or int8")
         )
 
 

@@ -88,7 +88,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None, block: int) -> Tensor:
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        qkv = F.linear(x, self.mat_qkv.weight, bias).unflatten(-1, (3, self.heads, -1))
+        qkv = (self.mat_qkv(x) + bias).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         if self.scale_mul_1H11 is not None:
             factor = self.scale_mul_1H11.clamp_max(MAX_LOG_SCALE).exp()
