@@ -50,6 +50,25 @@ def bits_and_bytes_config(name: str, options: Mapping[str, Any], dtype: torch.dt
         ) from None
 
 
+def skips_none(key: str, skipped: Any) -> bool:
+    """Return True for an empty list of modules to leave as they are: as in transformers, the output
+    head is quantised then, too. Return False for None.
+
+    Args:
+        key: name of the list in messages.
+        skipped: the list.
+
+    Raises:
+        GenError: a list with modules.
+    """
+    if skipped:
+        raise GenError(
+            f"{key} is {skipped!r}; expected none: quantised are the linear layers in repeated"
+            " blocks and, with head true, the output head"
+        )
+    return skipped is not None
+
+
 def require_rows_apart(config: Any) -> None:
     """Raise ``GenError`` for a ``BitsAndBytesConfig`` by which a row depends on the others of its
     batch."""
@@ -77,12 +96,8 @@ def replace_linears(
         GenError: the config asks for what cannot be honoured.
     """
     require_rows_apart(config)
-    for key in ("llm_int8_skip_modules", "llm_int8_has_fp16_weight"):
-        if vars(config).get(key):
-            raise GenError(
-                f"{key} is {vars(config)[key]!r}; expected none: quantised are the linear layers"
-                " in repeated blocks"
-            )
+    if config.llm_int8_has_fp16_weight:
+        raise GenError("llm_int8_has_fp16_weight is True; expected False: weights are quantised")
     for path, linear in chosen.items():
         if type(linear) is not nn.Linear:
             raise GenError(

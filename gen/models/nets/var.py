@@ -159,7 +159,7 @@ class Pass(nn.Module):
         They are computed in the dtype of the head.
         """
         scale, shift = self.head_nm["ada_lin"](label).view(len(label), 1, 2, -1).unbind(2)
-        dtype = self.head.weight.dtype
+        dtype = self.head.bias.dtype  # that of a quantised weight may be one of integers
         return self.head(modulate(x.to(dtype), scale.to(dtype), shift.to(dtype)))
 
 
