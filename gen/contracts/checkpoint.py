@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -305,12 +305,13 @@ class LoadOptions:
         """True where the weights are not used as they are stored."""
         return self.quantization is not None or self.adapters is not None
 
-    def change(self, network: nn.Module, name: str) -> None:
+    def change(self, network: nn.Module, name: str, seen: Sequence[Any]) -> None:
         """Put the adapters on a loaded network, then quantise it.
 
         Args:
             network: the network.
             name: name of the model in messages.
+            seen: adapters of the network, which know its output heads.
 
         Raises:
             GenError: the adapter does not fit, or the weights cannot be quantised.
@@ -320,7 +321,8 @@ class LoadOptions:
         elif self.adapters is not None:
             merge(network, self.adapters, name, self.hub)
         if self.quantization is not None:
-            quantize(network, self.quantization, name)
+            heads = [head for adapter in seen for head in adapter.output_heads]
+            quantize(network, self.quantization, name, heads)
 
 
 def _check_memory(memory: Any, device_map: Any) -> None:
@@ -510,7 +512,7 @@ def load_checkpoint(
                 f"model {files.name} has {len(networks)} networks; expected one for quantization"
                 " and adapters"
             )
-        how.change(adapters[0].model, files.name)
+        how.change(adapters[0].model, files.name, adapters)
         for adapter in adapters:
             adapter.network_changed()
     return checkpoint

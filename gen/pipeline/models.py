@@ -538,8 +538,10 @@ class ModalityModels:
         is_main = name == self.model  # a draft model beside it is small, and stays whole
         more = self._load_options.pretrained_keywords if is_main else {}
         model = load_lm(where, **{"device": self.device, "dtype": self.dtype, **more})
-        if is_main:
-            self._load_options.change(model, name)
+        if is_main and self._load_options.changes_weights:
+            kinds = [registry.get("protocol", x).adapters for x in protocols_of(where)]
+            seen = [adapters[model_kind(where)](model) for adapters in kinds]
+            self._load_options.change(model, name, seen)
         # a foreign config class: the key is there where the recipe wrote it
         frontend = self.frontend(model_kind(where), config_field(model.config, "frontend"))
         return model, self.modality.bind(model.config, frontend, name), frontend

@@ -78,7 +78,8 @@ class Pipeline(PreparedModels):
             every shape then take long. A model that cannot be compiled is refused.
         quantization: weight-only quantisation of the model: ``int8``, ``int4``,
             ``bitsandbytes_8bit``, ``bitsandbytes_4bit``, ``{"name": "int4", "group_size": 64}``, or
-            a configuration of torchao or bitsandbytes.
+            a configuration of torchao or bitsandbytes. ``{"name": "int8", "head": True}``
+            quantises the output head, too.
         adapters: folder or hub id of a LoRA adapter of PEFT, which is merged into the weights; or
             several by name, of which every prompt takes its own (``adapter`` of a call) or none.
         sparse_prefill: share of a prompt's tokens that layers skip, or ``{"ratio": 0.5,

@@ -124,6 +124,11 @@ class SpokenFrames(FrameLM):
         super().__init__(model, c.num_codebooks, c.codec_config.codebook_size, c.num_hidden_layers)
         self.backbone, self.depth, self.depth_calls = model.backbone_model, model.depth_decoder, 0
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``. The heads of the depth decoder are one tensor, and none of them."""
+        return [self.model.lm_head]
+
     def begin(self, prompt: Tensor, length: Tensor, cache: FrameCache) -> tuple[Tensor, Tensor]:
         frame_ids = prompt - self.model.config.text_vocab_size
         inputs = self.model.embed_text_tokens(prompt.masked_fill(frame_ids >= 0, 0))

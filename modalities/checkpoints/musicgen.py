@@ -121,6 +121,11 @@ class MusicFrames(FrameLM):
             beyond, torch.finfo(self.dtype).min
         )[:, None, None]
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``."""
+        return list(self.model.decoder.lm_heads)
+
     def embed(self, codes: Tensor) -> Tensor:
         return sum(table(codes[..., q]) for q, table in enumerate(self.decoder.embed_tokens))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, describe_guarantee, params, resolve_sampler
+from gen.core.sampler import Sampler, describe_guarantee, params, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
 from gen.core.token_space import GUARANTEES
@@ -224,6 +224,33 @@ def test_contract_with_the_embedded_architecture(name):
     run = bench(sampler.protocol, "llama")
     for check in CHECKS:
         check(run, sampler, sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if protocol_of(SPECS[n]) in ("causal", "masked")]
+)
+def test_contract_with_int8_weights(name):
+    pytest.importorskip("torchao", reason="make test-quantization has torchao")
+    sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
+    run = bench(sampler.protocol, "int8")
+    for check in CHECKS:
+        check(run, sampler, sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["autoregressive", "speculative_jacobi", "maskgit"])
+def test_control_int8_weights_with_rows_that_depend_on_each_other_fail(name):
+    pytest.importorskip("torchao", reason="make test-quantization has torchao")
+    sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
+    run = bench(sampler.protocol, "int8")
+    layer = run.model.model.model.layers[0].mlp.down_proj
+    assert type(layer.weight) is not torch.nn.Parameter
+    check_rows(run, sampler, sampling)
+    layer.register_forward_hook(lambda module, given, out: out + 3 * out.mean(0, keepdim=True))
+    run.model.network_changed()  # a hook is not for the fast forward
+    with pytest.raises(AssertionError, match="a row depends on its batch"):
+        check_rows(run, sampler, sampling)
 
 
 def test_control_a_parameter_that_nothing_reads_is_an_error_here():

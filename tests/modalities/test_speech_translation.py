@@ -9,6 +9,7 @@ import torch
 
 import gen
 from gen.contracts.condition import Condition
+from gen.contracts.protocol import protocols_of
 from gen.core.errors import GenError
 from gen.modalities.small_language import held_out
 from gen.modalities.speech import synth
@@ -211,6 +212,14 @@ def test_a_wrong_condition_is_one_sentence(case):
 def test_a_model_that_speaks_words_refuses_a_sound():
     with pytest.raises(GenError, match="the condition is a sound, and the model speaks words"):
         SpeechModality().prompt_words(parsed(audio=(sound(), synth.RATE)))
+
+
+def test_scales_of_voices_make_no_next_scale_model():
+    assert protocols_of("speech-translation") == ("lattice",)
+    assert "scales" in protocols_of("image-scales")  # control
+    pipe = gen.load("speech", "speech-translation")
+    assert pipe.config["sampler"] == {"name": "joint_viterbi"}
+    assert pipe({"audio": (sound(), synth.RATE)}, seed=0).tokens.shape == (1, 128)
 
 
 def test_a_file_of_a_translation_names_its_words(tmp_path):

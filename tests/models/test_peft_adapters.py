@@ -57,6 +57,26 @@ def test_an_adapter_gives_the_tokens_of_merged_weights(case, more, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["chameleon"], indirect=True)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_adapter_of_the_head_reaches_a_head_whose_rows_are_copied(case, by_name, tmp_path):
+    folder, other = tmp_path / "adapter", loaded(case)
+    plain = other(list(case.prompts), sampler="autoregressive", seed=3, temperature=0).tokens
+    merged = write_adapter(
+        network_of(loaded(case)), folder, embeddings=False, target_modules=["lm_head"]
+    )
+    with torch.no_grad():
+        network_of(other).lm_head.weight.copy_(merged["lm_head.weight"])
+    other.bound(other.model)[0].adapter("causal").network_changed()
+    pipe = loaded(case, adapters={"a": folder} if by_name else folder)
+    more = {"adapter": "a"} if by_name else {}
+    how = {"sampler": "autoregressive", "seed": 3, "temperature": 0}
+    tokens = pipe(list(case.prompts), **how, **more).tokens
+    assert torch.equal(tokens, other(list(case.prompts), **how).tokens)
+    assert not torch.equal(tokens, plain)  # control
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAMILIES, indirect=True)
 def test_rows_of_a_batch_have_their_own_adapters(case, tmp_path):
     folders = {"a": tmp_path / "a", "b": tmp_path / "b"}

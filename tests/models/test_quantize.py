@@ -26,6 +26,7 @@ import gen
 from gen.core.errors import GenError
 from gen.models.load.digest import digest_of
 from gen.models.load.quantize import Quantization, block_linears, quantize
+from gen.models.published.llamagen import LlamaGen, LlamaGenLM, Sizes
 
 SAMPLERS = ("autoregressive", "speculative_jacobi")
 PROMPTS = ["w1 w2 w3", "w9"]
@@ -94,6 +95,19 @@ def test_an_unknown_quantisation_is_refused_with_the_nearest_name():
         Quantization.of(8)
 
 
+def test_forms_of_the_output_head_and_what_tells_them_apart():
+    forms = {name: Quantization.of({"name": name, "head": True}) for name in LOW}
+    assert all(how.head and how.plain == {"name": n, "head": True} for n, how in forms.items())
+    assert Quantization.of({"name": "int8", "head": False}).plain == "int8"
+    skips = "llm_int8_skip_modules"
+    assert Quantization.of({"name": "bitsandbytes_8bit", skips: []}).head  # as in transformers
+    for skipped, head in ((None, False), ([], True)):
+        how = Quantization.of(BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped))
+        assert how.head == head == isinstance(how.plain, dict)
+    with pytest.raises(GenError, match="quantization.head is 'lm_head', a str; expected true or"):
+        Quantization.of({"name": "int8", "head": "lm_head"})
+
+
 # --- decoding
 
 
@@ -108,6 +122,9 @@ def test_an_unknown_quantisation_is_refused_with_the_nearest_name():
         "bitsandbytes_4bit",
         {"name": "bitsandbytes_4bit", "bnb_4bit_quant_type": "fp4"},
         {"name": "bitsandbytes_4bit", "bnb_4bit_use_double_quant": True},
+        {**GROUPS, "head": True},
+        {"name": "bitsandbytes_8bit", "head": True},
+        {"name": "bitsandbytes_4bit", "head": True},
     ],
     ids=str,
 )
@@ -125,16 +142,45 @@ def test_speculation_gives_its_own_tokens_alone_and_in_a_batch(how, dtype, tmp_p
             assert torch.equal(one.tokens[0], tokens), temperature
     assert pipe.model_options["quantization"] == how
     plain = load(case, dtype=dtype)
-    for (name, layer), other in zip(
-        block_linears(network_of(pipe)).items(),
-        block_linears(network_of(plain)).values(),
-        strict=True,
-    ):
+    layers, others = (block_linears(network_of(x)) for x in (pipe, plain))
+    if "head" in how:
+        layers["lm_head"], others["lm_head"] = network_of(pipe).lm_head, network_of(plain).lm_head
+    for (name, layer), other in zip(layers.items(), others.values(), strict=True):
         x = torch.randn(5, layer.in_features, dtype=other.weight.dtype)
         with torch.no_grad():
             got, want = layer(x), other(x)
         off = ((got - want).norm() / want.norm()).item()
         assert 1e-4 < off < (0.03 if "8" in str(how) else 0.25), name  # another, close number
+
+
+@pytest.mark.slow
+def test_configurations_of_transformers_that_include_the_head(tmp_path):
+    has("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig  # lies beside the environment
+
+    case, config = llama(tmp_path), Int8WeightOnlyConfig(set_inductor_config=False)
+    whole = load(case, quantization=TorchAoConfig(config, modules_to_not_convert=[]))
+    assert type(network_of(whole).lm_head.weight) is not nn.Parameter
+    blocks = load(case, quantization=TorchAoConfig(config))
+    assert type(network_of(blocks).lm_head.weight) is nn.Parameter  # control
+    assert whole.model_options["quantization"] != blocks.model_options["quantization"]
+    said = refusal(case, quantization=TorchAoConfig(config, modules_to_not_convert=["lm_head"]))
+    assert "modules_to_not_convert is ['lm_head']; expected none" in said
+    both = TorchAoConfig(config, include_input_output_embeddings=True)
+    assert "input_output_embeddings is True; expected" in refusal(case, quantization=both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8", "bitsandbytes_4bit"])
+def test_the_matrix_of_a_quantised_head_is_read_where_it_can_be(name, tmp_path):
+    has(package_of(name))
+    pipe = load(llama(tmp_path), quantization={"name": name, "head": True})
+    adapter = pipe.bound(pipe.model)[0].adapter("causal")
+    if name == "int8":
+        assert adapter.output_weight.shape == (64, 64)
+        return
+    with pytest.raises(GenError, match="the drafter reads the matrix of the output head"):
+        _ = adapter.output_weight
 
 
 @pytest.mark.slow
@@ -230,6 +276,25 @@ PUBLISHED = {  # name: width, inner width, layers, heads for keys, vocabulary
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "least", "most"), [(False, 0.6, 0.63), (True, 0.54, 0.57)])
+def test_the_output_head_takes_llamagen_b_below_0_6(head, least, most):
+    has("torchao")
+    width, hidden, layers, _, codes = PUBLISHED["LlamaGen B"]
+    sizes = Sizes(codes, width, 12, 12, layers, hidden, prompt=1, classes=1000)
+    with torch.device("meta"):
+        network = LlamaGen(sizes, columns=24).to(torch.bfloat16)
+    adapter = LlamaGenLM(network.to_empty(device="cpu"))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.normal_(std=0.02)
+    count = sum(p.numel() for p in network.parameters())
+    assert network_bytes(network) == 2 * count and 110e6 < count < 113e6
+    how = Quantization.of({"name": "int8", "head": head})
+    quantize(network, how, "LlamaGen B", adapter.output_heads)
+    assert least < network_bytes(network) / (2 * count) < most
+
+
 def published_bytes(name: str, how) -> tuple[int, int]:
     """Bytes of a published shape, quantised and in bfloat16: one layer of each size is quantised,
     and counts as often as the network has it."""
@@ -293,7 +358,10 @@ def test_what_torchao_cannot_compute_is_one_error(tmp_path):
         assert "torchao cannot run model" in said and "its weights are float64" in said
     said = refusal(case, quantization="int4")  # groups of 128 in layers of 64
     assert "torchao leaves layers as they are in 'int4': model.layers.0.self_attn.q_proj" in said
-    assert "'group_size': 32" in said
+    assert "'group_size': 64" in said
+    narrow = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"x": nn.Linear(48, 32)})])})
+    with pytest.raises(GenError, match="layers.0.x .32, 48.; expected a group_size .*, or int8"):
+        quantize(narrow, Quantization.of(GROUPS), "narrow")
     assert "options of torchao" in refusal(case, quantization={"name": "int8", "bits": 3})
 
 

@@ -20,6 +20,7 @@ from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
+from gen.models.load.quantize import Quantization, quantize
 from gen.models.nets.dag import DagConfig, DagModel
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.nets.grid_scales import GridScalesConfig, GridScalesModel
@@ -119,6 +120,16 @@ def llama(protocol: str, seed: int = 1):
     return PROTOCOLS[protocol][1](GridLlamaForCausalLM(config).double())
 
 
+def int8_llama(protocol: str, seed: int = 1):
+    """The same in float32 with int8 weights, of causal and masked models."""
+    adapter = llama(protocol, seed)
+    adapter.model.float()
+    how = Quantization.of({"name": "int8", "head": True})
+    quantize(adapter.model, how, protocol, adapter.output_heads)
+    adapter.network_changed()
+    return adapter
+
+
 @dataclass
 class Bench:
     """A model, and items with prompts and keys of their own."""
@@ -167,10 +178,12 @@ def bench(protocol: str, kind: str) -> Bench:
     target, _, tabular = PROTOCOLS[protocol]
     prompts = torch.tensor([[r % 6, r // 2, 6] for r in range(ROWS)])
 
-    def make(seed):
-        return llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
+    networks = {"llama": llama, "int8": int8_llama}
 
-    other = llama("causal", 2) if kind == "llama" else TabularCausal(V, 2, low=0.1)
+    def make(seed):
+        return networks[kind](protocol, seed) if kind in networks else tabular(V, seed, low=0.1)
+
+    other = networks[kind]("causal", 2) if kind in networks else TabularCausal(V, 2, low=0.1)
     return Bench(make(1), target, prompts, token_space(), {None: make(2), "causal": other})
 
 

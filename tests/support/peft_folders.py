@@ -16,13 +16,16 @@ def network_of(pipe) -> nn.Module:
     return pipe.bound(pipe.model)[0].adapter("causal").model
 
 
-def write_adapter(network: nn.Module, folder, seed: int = 1, **more) -> dict[str, torch.Tensor]:
-    """Write an adapter by PEFT; return the merged weights that PEFT makes, float64."""
+def write_adapter(
+    network: nn.Module, folder, seed: int = 1, embeddings: bool | str = "auto", **more
+) -> dict[str, torch.Tensor]:
+    """Write an adapter by PEFT, with embeddings and heads or not; return the merged weights that
+    PEFT makes, float64."""
     torch.manual_seed(seed)
     names = sorted({name.rpartition(".")[2] for name in block_linears(network)})
     own = {"target_modules": names, "r": 3, "lora_alpha": 60, "init_lora_weights": False}
     made = peft.get_peft_model(network, peft.LoraConfig(**{**own, **more}))
-    made.save_pretrained(folder)
+    made.save_pretrained(folder, save_embedding_layers=embeddings)
     return made.merge_and_unload().state_dict()
 
 

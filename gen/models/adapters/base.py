@@ -118,6 +118,14 @@ class ModelAdapter:
         """Take note that layers of the network have other weights than before."""
 
     @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """Linear layers that make logits of the last states: one, or one for each codebook or pass.
+
+        Empty where there are none, such as in a model of latents.
+        """
+        return []
+
+    @property
     def device(self) -> torch.device:
         return device_of(self.model)
 

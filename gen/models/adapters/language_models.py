@@ -55,6 +55,11 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``. The fast forward holds weights, not layers."""
         self._lean = LeanLlama.of(self.model)
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``."""
+        return [self.model.get_output_embeddings()]
+
     def use_forward(self, lean: LeanLlama) -> None:
         """Replace the fast forward, such as by one that counts its calls."""
         self._lean = lean
@@ -207,8 +212,18 @@ class CausalLM(LanguageModel):
 
     @property
     def output_weight(self) -> Tensor:
-        """Matrix [V, D] that makes logits of the last hidden states."""
-        return self.model.get_output_embeddings().weight
+        """Matrix [V, D] that makes logits of the last hidden states.
+
+        Raises:
+            GenError: the layer has no such matrix, only a quantised one that nothing else reads.
+        """
+        weight = self.model.get_output_embeddings().weight
+        if not weight.dtype.is_floating_point:
+            raise GenError(
+                "the drafter reads the matrix of the output head, which is quantised by"
+                " bitsandbytes; expected a quantization without the head, or one of torchao"
+            )
+        return weight
 
     def rotations(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See ``SharedModel``.

@@ -48,6 +48,11 @@ class ScalesLM(ModelAdapter):
         self.markov, self.refines = model.config.markov, model.refines
         self.prefix_length: int = model.config.prefix_length
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``."""
+        return [self.model.head, *([self.model.refine_head] if self.refines else [])]
+
     def begin(self, prompt: Tensor, lengths: Tensor) -> GridScalesState:
         """Make the state of new rows; see ``ScalesModel``.
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value, unknown
 from gen.models.load.libraries import transformers
@@ -50,6 +50,25 @@ def bits_and_bytes_config(name: str, options: Mapping[str, Any], dtype: torch.dt
         ) from None
 
 
+def skips_none(key: str, skipped: Any) -> bool:
+    """Return True for an empty list of modules to leave as they are: as in transformers, the output
+    head is quantised then, too. Return False for None.
+
+    Args:
+        key: name of the list in messages.
+        skipped: the list.
+
+    Raises:
+        GenError: a list with modules.
+    """
+    if skipped:
+        raise GenError(
+            f"{key} is {skipped!r}; expected none: quantised are the linear layers in repeated"
+            " blocks and, with head true, the output head"
+        )
+    return skipped is not None
+
+
 def require_rows_apart(config: Any) -> None:
     """Raise ``GenError`` for a ``BitsAndBytesConfig`` by which a row depends on the others of its
     batch."""
@@ -77,20 +96,17 @@ def replace_linears(
         GenError: the config asks for what cannot be honoured.
     """
     require_rows_apart(config)
-    for key in ("llm_int8_skip_modules", "llm_int8_has_fp16_weight"):
-        if vars(config).get(key):
-            raise GenError(
-                f"{key} is {vars(config)[key]!r}; expected none: quantised are the linear layers"
-                " in repeated blocks"
-            )
+    if config.llm_int8_has_fp16_weight:
+        raise GenError("llm_int8_has_fp16_weight is True; expected False: weights are quantised")
     for path, linear in chosen.items():
         if type(linear) is not nn.Linear:
             raise GenError(
                 f"layer {path} is a {type(linear).__name__}, which bitsandbytes does not quantise;"
                 " expected linear layers, with at most one adapter, which is merged"
             )
+    in_8_bits = layer_of_8_bits(library.nn.Linear8bitLt)
     for path, linear in chosen.items():
-        network.set_submodule(path, _layer(linear, config, library))
+        network.set_submodule(path, _layer(linear, config, library, in_8_bits))
 
 
 def keep_layout(network: nn.Module) -> None:
@@ -104,12 +120,23 @@ def keep_layout(network: nn.Module) -> None:
             layer.support_avx512bf16_for_cpu = False
 
 
-def _layer(linear: nn.Linear, config: Any, library: ModuleType) -> nn.Module:
+def layer_of_8_bits(base: type[Any]) -> type[Any]:
+    """Return the 8-bit layer of bitsandbytes, ``base``, for inputs with any number of axes; its own
+    take at most three."""
+
+    class AnyAxes(base):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+    return AnyAxes
+
+
+def _layer(linear: nn.Linear, config: Any, library: ModuleType, in_8_bits: type[Any]) -> nn.Module:
     """Return the layer of bitsandbytes with the weights of a linear one."""
     nets, weight = library.nn, linear.weight.detach()
     shape = (linear.in_features, linear.out_features, linear.bias is not None)
     if config.load_in_8bit:
-        made = nets.Linear8bitLt(
+        made = in_8_bits(
             *shape, has_fp16_weights=False, threshold=config.llm_int8_threshold, device="meta"
         )
         # weights are quantised on their way from the CPU to a device

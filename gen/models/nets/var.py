@@ -88,7 +88,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None, block: int) -> Tensor:
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        qkv = F.linear(x, self.mat_qkv.weight, bias).unflatten(-1, (3, self.heads, -1))
+        qkv = (self.mat_qkv(x) + bias).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         if self.scale_mul_1H11 is not None:
             factor = self.scale_mul_1H11.clamp_max(MAX_LOG_SCALE).exp()
@@ -159,7 +159,7 @@ class Pass(nn.Module):
         They are computed in the dtype of the head.
         """
         scale, shift = self.head_nm["ada_lin"](label).view(len(label), 1, 2, -1).unbind(2)
-        dtype = self.head.weight.dtype
+        dtype = self.head.bias.dtype  # that of a quantised weight may be one of integers
         return self.head(modulate(x.to(dtype), scale.to(dtype), shift.to(dtype)))
 
 

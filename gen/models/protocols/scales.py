@@ -23,4 +23,5 @@ class Scales(ModelProtocol):
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("scales"))
+        # a model of graphs may have scales of something else
+        return bool(config.get("scales")) and "vertices_per_word" not in config

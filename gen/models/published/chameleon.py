@@ -45,9 +45,17 @@ class ChameleonLM(MappedLM):
         # compares these shapes axis by axis, and an L that equals the heads becomes a constant.
         heads = self.config.num_attention_heads, self.config.num_key_value_heads
         self.constant_widths = frozenset(heads)
-        head = model.lm_head.weight
-        # offloaded weights are loaded when the module is called
-        self._head = None if head.is_meta else head[vocabulary.ids.to(head.device)]
+        self.network_changed()
+
+    def network_changed(self) -> None:
+        """See ``ModelAdapter``. The rows of the head are copied once."""
+        super().network_changed()
+        layer, ids = self.model.lm_head, self.vocabulary.ids
+        # offloaded weights are loaded when the module is called, and others than a plain layer's
+        # are read by it alone
+        is_plain = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+        is_there = is_plain and not layer.weight.is_meta
+        self._head = layer.weight[ids.to(layer.weight.device)] if is_there else None
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:

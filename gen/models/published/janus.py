@@ -41,6 +41,11 @@ class JanusLM(CausalLM):
         words = self.model.get_input_embeddings()(torch.where(is_code, 0, ids - self.vocab_size))
         return torch.where(is_code[..., None], codes.to(words.device), words)
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``."""
+        return [self.model.model.generation_head.vision_head]
+
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
         return {"inputs_embeds": self.embed(tokens)}
 

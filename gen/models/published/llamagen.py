@@ -316,6 +316,11 @@ class LlamaGenLM(ModelAdapter):
         self.model, self.sizes = model.eval(), model.sizes
         self.vocab_size = model.sizes.vocab_size
 
+    @property
+    def output_heads(self) -> list[nn.Linear]:
+        """See ``ModelAdapter``."""
+        return [self.model.output]
+
     def class_prompt(self, number: int | None) -> list[int]:
         """Return the prompt of a class; None is the null class."""
         return [self.vocab_size + (self.sizes.classes if number is None else number)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
 from gen.models.adapters.base import ModelAdapter
@@ -287,6 +287,12 @@ class VARLM(ModelAdapter):
         self.model, self.quantize, self.leak = model.eval(), quantize, leak
         self.config, self.vocab_size = model.config, model.config.codes
         self.markov, self.refines = model.config.markov, model.refines
+
+    @property
+    def output_heads(self) -> list[nn.Linear]:
+        """See ``ModelAdapter``."""
+        passes = (False, True) if self.refines else (False,)
+        return [self.model.last(refine).head for refine in passes]
 
     def begin(self, prompt: Tensor, lengths: Tensor) -> VARState:
         """Make the state of new rows; see ``ScalesModel``.

@@ -52,6 +52,11 @@ class HearingLM(ModelAdapter):
         self.vocab_size: int = model.config.vocab_size
         self.max_positions: int = model.config.max_target_positions
 
+    @property
+    def output_heads(self) -> list[torch.nn.Linear]:
+        """See ``ModelAdapter``."""
+        return [self.model.proj_out]
+
     def new_cache(self, slots: int) -> HeardCache:
         """Create an empty cache of ``slots`` positions."""
         return HeardCache(len(self.decoder.layers), slots)
