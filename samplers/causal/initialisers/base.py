@@ -71,7 +71,8 @@ class Initialiser(RowOwner):
     """Rule for the first drafts of positions.
 
     Attributes:
-        needs_draft_model: whether the sampler must be given a draft model.
+        needs_draft_model: whether it asks a draft model, the sampler's or one of the target's own
+            layers.
         has_table: whether it reads a context table.
         targets: draft models of the same items, whose rows follow the batch.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
