@@ -33,8 +33,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
-from gen.core.stats import SampleOutput
-from gen.pipeline.output import ItemPlan
+from gen.core.stats import Stats
+from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.recipes.drafters.data import Teacher, held_out_prompts
@@ -60,7 +60,7 @@ class Row:
 
 def decode(
     pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any], timed: int | None = None
-) -> tuple[SampleOutput, float]:
+) -> tuple[Tensor, list[Stats], float]:
     """Decode items.
 
     Args:
@@ -71,11 +71,11 @@ def decode(
             in batches, which changes no pass of an item. None times all.
 
     Returns:
-        Tokens and counts, and the seconds of a timed item.
+        Tokens int64 [n, T], counts of every item, and the seconds of a timed one.
     """
     sampler, sampling = pipe.resolve(spec)
 
-    def decoded(some: Sequence[ItemPlan], most: int) -> SampleOutput:
+    def decoded(some: Sequence[ItemPlan], most: int) -> PipelineOutput:
         request = GenerationRequest(some, spec, sampler, sampling, max_batch=most)
         return pipe.run(pipe.prepare(request))
 
@@ -85,8 +85,7 @@ def decode(
     parts = [decoded(alone, 1)]
     each = (time.perf_counter() - began) / len(alone)
     parts += [decoded(others[i : i + BATCH], BATCH) for i in range(0, len(others), BATCH)]
-    tokens = torch.cat([p.tokens for p in parts])
-    return SampleOutput(tokens, [s for p in parts for s in p.stats]), each
+    return torch.cat([p.tokens for p in parts]), [s for p in parts for s in p.stats], each
 
 
 def measured(
@@ -106,15 +105,14 @@ def measured(
         timed: as of ``decode``.
         reference: tokens of plain autoregression, int64 [n, T]; None compares nothing.
     """
-    out, each = decode(pipe, items, spec, timed)
-    stats = out.stats
+    tokens, stats, each = decode(pipe, items, spec, timed)
     per_pass = sum(s.tokens for s in stats) / sum(s.nfe for s in stats)
     rates = [s.draft_acceptance_rate for s in stats if s.draft_acceptance_rate is not None]
     passes = mean(s.draft_nfe or 0 for s in stats)
     accepted = f"{mean(rates):.3f}" if rates else ""
     same = ""
     if reference is not None and pipe.resolve(spec)[0].guarantee == "same_tokens":
-        same = f"{int((out.tokens == reference).all(1).sum())} of {len(reference)}"
+        same = f"{int((tokens == reference).all(1).sum())} of {len(reference)}"
     drafted = f"{passes:.1f}" if passes else ""
     return [f"{per_pass:.2f}", accepted, drafted, f"{1000 * each:.0f}", same]
 
@@ -195,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of(pipe, args.drafter, Path(folder) / "untrained")
         rows += [Row(text, json.loads(text)) for text in args.spec]
-        reference = decode(pipe, items, REFERENCE, 1)[0].tokens
+        reference = decode(pipe, items, REFERENCE, 1)[0]
         for row in rows:
             if args.only is None or any(row.name.startswith(name) for name in args.only):
                 found = measured(pipe, items, row.spec, args.timed, reference)
