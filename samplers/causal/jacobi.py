@@ -36,6 +36,8 @@ from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, checked, width_of
 from gen.samplers.verifiers.base import PositionVerifier
 
+REPLACE = "replace"  # of ``redraft``
+
 
 def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool)
@@ -69,6 +71,7 @@ class SpeculativeJacobi(CausalSampler):
 
     Of these three: ``redraft``, whether the drafts that are carried on are corrected as well; None
     where the coupling keeps the noise of positions (gumbel, gumbel_shared), the others cannot.
+    replace puts drafts of the draft model or the table alone in their stead.
     """
 
     coupling: str = "gumbel"
@@ -76,7 +79,7 @@ class SpeculativeJacobi(CausalSampler):
     init: str = "uniform"
     draft_model: str | None = None
     draft_rounds: int | None = 3
-    redraft: bool | None = None
+    redraft: bool | str | None = None
     table: str | None = None
     scope: str = ITEM
     tree_width: int = 1
@@ -115,8 +118,8 @@ class SpeculativeJacobi(CausalSampler):
             )
         self._check_scope(coupling)
         self._check_tree()
-        if self.redraft is not None and not isinstance(self.redraft, bool):
-            raise bad_value("sampler.redraft", self.redraft, "true, false or None")
+        if self.redraft not in (None, REPLACE) and not isinstance(self.redraft, bool):
+            raise bad_value("sampler.redraft", self.redraft, f"true, false, {REPLACE} or None")
         if self.redraft and not coupling.keeps_noise:
             raise bad_value(
                 "sampler.redraft",
@@ -188,9 +191,14 @@ class SpeculativeJacobi(CausalSampler):
 
     @property
     def redrafts(self) -> bool:
-        """True where a draft model corrects drafts that are carried on."""
+        """True where drafts that are carried on are drafted again."""
         keeps_noise = registry.get("coupling", self.coupling).keeps_noise
-        return keeps_noise if self.redraft is None else self.redraft
+        return keeps_noise if self.redraft is None else bool(self.redraft)
+
+    @property
+    def corrects(self) -> bool:
+        """True where they are drawn from the target's distribution, as the draft's has changed."""
+        return self.redrafts and self.redraft != REPLACE
 
     @property
     def guarantee(self) -> str:

@@ -34,7 +34,7 @@ class Entering:
         committed: committed tokens, [b, T].
         canvas: makes committed tokens and drafts so far, a fresh [b, T].
         logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
-            None unless the initialiser ``redrafts``.
+            None unless the initialiser ``corrects``.
     """
 
     step: CausalStep
@@ -77,9 +77,11 @@ class Initialiser(RowOwner):
         targets: draft models of the same items, whose rows follow the batch.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
             ``active``.
+        corrects: whether it does so from what the target said of them (``Entering.logp``).
     """
 
     redrafts: bool = False
+    corrects: bool = False
     needs_draft_model: ClassVar[bool] = False
     has_table: ClassVar[bool] = False
     targets: tuple[CausalTarget, ...] = ()

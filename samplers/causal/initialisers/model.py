@@ -46,8 +46,9 @@ class ModelInitialiser(IteratedInitialiser):
         rounds: int | None,
         redrafts: bool,
         filters: SamplingParams | None = None,
+        corrects: bool = True,
     ):
-        super().__init__(draft.space, guess, rounds, redrafts, filters)
+        super().__init__(draft.space, guess, rounds, redrafts, filters, corrects)
         self.draft, self.targets = draft, (draft,)
         self.num_passes = np.zeros(draft.items, dtype=np.int64)
         self.known = np.full(draft.rows, -1)
@@ -58,12 +59,13 @@ class ModelInitialiser(IteratedInitialiser):
         draft = require_same_tokens(target, source.draft_of(sampler, target, draft))
         filtered, filters = trained_sampling(target, draft), None
         sampling = filtered
-        if sampler.redrafts:  # a filter would leave nothing to compare outside of it
+        if sampler.corrects:  # a filter would leave nothing to compare outside of it
             sampling = dataclasses.replace(filtered, **UNFILTERED)
         if sampling != filtered:
             filters = dataclasses.replace(filtered, temperature=1.0, guidance_scale=1.0)
         guess, rounds = cls.first_tokens(sampler, target), sampler.draft_rounds
-        return cls(draft.with_params(sampling), guess, rounds, sampler.redrafts, filters)
+        of = draft.with_params(sampling)
+        return cls(of, guess, rounds, sampler.redrafts, filters, sampler.corrects)
 
     @classmethod
     def first_tokens(cls, sampler, target) -> Initialiser:
