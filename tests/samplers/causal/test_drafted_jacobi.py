@@ -233,21 +233,18 @@ def test_correcting_the_iterate_saves_forward_passes():
     assert 1.2 * corrected < filled < passes()
 
 
-def test_replacing_the_iterate_saves_forward_passes_where_the_draft_model_is_close():
-    """And costs some where it is not."""
+def test_replacing_the_iterate_saves_forward_passes():
     space, context = space_of((4, 6), 6), [i % CONTEXTS for i in range(20)]
 
-    def passes(small, **params):
+    def passes(**params):
         target, draft = (
-            causal_target(m, space, SamplingParams(), context) for m in (TabularCausal(6), small)
+            causal_target(m, space, SamplingParams(), context) for m in (TabularCausal(6), Kin(6))
         )
         sampler = jacobi(window=12, init="model", draft_rounds=None, **params)
         out = sampler(target, CounterRNG(range(20)), draft=draft)
         return sum(s.nfe for s in out.stats)
 
-    assert 1.2 * passes(Kin(6), redraft="replace") < passes(Kin(6))
-    other = TabularCausal(6, 5)
-    assert passes(other, redraft="replace") > 1.2 * passes(other)
+    assert 1.2 * passes(redraft="replace") < passes(redraft=True)
 
 
 def test_draft_passes_of_an_item_do_not_depend_on_its_batch():
