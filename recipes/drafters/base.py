@@ -59,6 +59,8 @@ class Kind(ABC):
         num_drafts: drafts in a row of sequences that the drafter itself goes on with; 0 for a kind
             that trains on the target's sequences alone.
         muon: matrices that Muon trains have this in their name; empty for none.
+        is_model: whether the drafter is a model over the tokens, which Jacobi windows can begin
+            with.
 
     Args:
         teacher: the model with some prompts.
@@ -69,6 +71,7 @@ class Kind(ABC):
     options_type: ClassVar[type[Options]] = Options
     num_drafts: ClassVar[int] = 0
     muon: ClassVar[str] = ""
+    is_model: ClassVar[bool] = False
 
     def __init__(self, teacher: Teacher, options: Any):
         if options.loss not in LOSSES:
@@ -129,6 +132,13 @@ class Kind(ABC):
         if isinstance(self.options, DepthOptions):
             spec["num_speculative_tokens"] = self.options.depth
         return spec
+
+    def initialiser(self, folder: Path) -> dict[str, Any]:
+        """Return the spec of Jacobi decoding whose windows begin with the drafts of a folder, for a
+        kind that ``is_model``."""
+        chosen = {"drafter", "drafter_weights", "draft_model"}
+        params = {k: v for k, v in self.sampler(folder).items() if k in chosen}
+        return {"name": "speculative_jacobi", "init": "model", **params}
 
     def logprobs(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Turn a drafter's logits into log-probabilities under temperature and allowed tokens.

@@ -43,6 +43,7 @@ class Autoregressive(Kind):
     """A small autoregressive model. Options: ``ModelOptions``."""
 
     name = "ar"
+    is_model = True
     options_type = ModelOptions
     num_drafts = 5
     muon = ".layers."

@@ -53,6 +53,7 @@ class Exit(Kind):
     """A trained layer behind the model's first ones. Options: ``ExitOptions``."""
 
     name = "exit"
+    is_model = True
     options_type = ExitOptions
 
     def layers(self, teacher: Teacher) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class LoraDropKind(Kind):
     """Corrections of layers between full tokens. Options: ``DropOptions``."""
 
     name = "lora_drop"
+    is_model = True
     options_type = DropOptions
 
     def __init__(self, teacher: Teacher, options: DropOptions):

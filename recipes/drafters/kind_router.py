@@ -51,6 +51,7 @@ class RouterKind(Kind):
     """Routers of layers. Options: ``RouterOptions``."""
 
     name = "router"
+    is_model = True
     options_type = RouterOptions
 
     def __init__(self, teacher: Teacher, options: RouterOptions):

@@ -38,6 +38,7 @@ class SkipRepair(Kind):
     """Maps in the place of layers. Options: ``SkipOptions``."""
 
     name = "skip"
+    is_model = True
     options_type = SkipOptions
 
     def __init__(self, teacher: Teacher, options: SkipOptions):

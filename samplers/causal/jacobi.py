@@ -27,12 +27,16 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import Coupling, Fresh
+from gen.samplers.causal.drafters.base import part_params
+from gen.samplers.causal.drafters.layer_skip import EarlyExitParams, LayerSkipParams
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, checked, width_of
 from gen.samplers.verifiers.base import PositionVerifier
+
+REPLACE = "replace"  # of ``redraft``
 
 
 def _is_number(x: object) -> bool:
@@ -48,7 +52,9 @@ class SpeculativeJacobi(CausalSampler):
     least (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``:
     uniform, random, repeat, repeat_above, model, table or model_table.
 
-    Of model and model_table: ``draft_model``, a model's name; None for the modality's own.
+    Of model and model_table: ``drafter``, whose model it is. model is ``draft_model``, a model's
+    name; None for the modality's own. layer_skip (``kept_layers``), early_exit (``exit_layer``) and
+    the trained exit, skip, router and lora_drop (``drafter_weights``) are layers of the target.
     ``draft_rounds``: its forward passes per round at most; None for as many as change a draft.
 
     Of table and model_table: ``table``, a table's file or the name of the model that it lies
@@ -65,6 +71,7 @@ class SpeculativeJacobi(CausalSampler):
 
     Of these three: ``redraft``, whether the drafts that are carried on are corrected as well; None
     where the coupling keeps the noise of positions (gumbel, gumbel_shared), the others cannot.
+    replace puts drafts of the draft model or the table alone in their stead.
     """
 
     coupling: str = "gumbel"
@@ -72,13 +79,17 @@ class SpeculativeJacobi(CausalSampler):
     init: str = "uniform"
     draft_model: str | None = None
     draft_rounds: int | None = 3
-    redraft: bool | None = None
+    redraft: bool | str | None = None
     table: str | None = None
     scope: str = ITEM
     tree_width: int = 1
     tree_levels: int = 2
     keep_threshold: float = 1.0
     trend: float = 0.0
+    drafter: str = "model"
+    drafter_weights: str | None = None
+    kept_layers: str = LayerSkipParams.kept_layers
+    exit_layer: int = EarlyExitParams.exit_layer
 
     papers = ("2410.01699", "2002.09928")
     protocol = "causal"
@@ -88,15 +99,7 @@ class SpeculativeJacobi(CausalSampler):
         checked(self.window, "sampler.window")
         coupling = registry.get("coupling", self.coupling, "sampler.coupling")
         registry.get("initialiser", self.init, "sampler.init")
-        rounds, model = self.draft_rounds, self.draft_model
-        if model is not None and not isinstance(model, str):
-            raise bad_value(
-                "sampler.draft_model",
-                model,
-                "the name of a model, or None for the modality's own",
-            )
-        if rounds is not None and (type(rounds) is not int or rounds < 1):
-            raise bad_value("sampler.draft_rounds", rounds, "an integer of at least 1, or None")
+        self._check_drafter()
         if not _is_number(self.keep_threshold) or not 0 <= self.keep_threshold <= 1:
             raise bad_value(
                 "sampler.keep_threshold", self.keep_threshold, "a number between 0 and 1"
@@ -115,8 +118,8 @@ class SpeculativeJacobi(CausalSampler):
             )
         self._check_scope(coupling)
         self._check_tree()
-        if self.redraft is not None and not isinstance(self.redraft, bool):
-            raise bad_value("sampler.redraft", self.redraft, "true, false or None")
+        if self.redraft not in (None, REPLACE) and not isinstance(self.redraft, bool):
+            raise bad_value("sampler.redraft", self.redraft, f"true, false, {REPLACE} or None")
         if self.redraft and not coupling.keeps_noise:
             raise bad_value(
                 "sampler.redraft",
@@ -124,6 +127,34 @@ class SpeculativeJacobi(CausalSampler):
                 f"false or None, because the coupling {self.coupling} draws drafts with new noise;"
                 " gumbel and gumbel_shared keep that of their positions",
             )
+
+    def _check_drafter(self) -> None:
+        """Check what the initialiser drafts with. Raises ``GenError``."""
+        rounds, model = self.draft_rounds, self.draft_model
+        if model is not None and not isinstance(model, str):
+            raise bad_value(
+                "sampler.draft_model",
+                model,
+                "the name of a model, or None for the modality's own",
+            )
+        if rounds is not None and (type(rounds) is not int or rounds < 1):
+            raise bad_value("sampler.draft_rounds", rounds, "an integer of at least 1, or None")
+        source = registry.get("drafter", self.drafter, "sampler.drafter")
+        if not source.is_model:
+            sources = registry.table("drafter").items()
+            models = " or ".join(name for name, one in sources if one.is_model)
+            raise bad_value("sampler.drafter", self.drafter, f"one that is a model: {models}")
+        known = registry.table("initialiser").items()
+        asking = [name for name, one in known if one.needs_draft_model]
+        if self.drafter != "model" and self.init not in asking:
+            expected = f"{' or '.join(asking)} with sampler.drafter {self.drafter}"
+            raise bad_value("sampler.init", self.init, expected)
+        if self.drafter_weights is not None and not source.needs_weights:
+            sources = registry.table("drafter").items()
+            able = " or ".join(n for n, one in sources if one.is_model and one.needs_weights)
+            expected = f"None, or a folder with sampler.drafter {able}"
+            raise bad_value("sampler.drafter_weights", self.drafter_weights, expected)
+        part_params(self, "drafter", self.drafter)
 
     def _check_scope(self, coupling: type[Coupling]) -> None:
         """Check what the table learns from. Raises ``GenError``."""
@@ -160,9 +191,14 @@ class SpeculativeJacobi(CausalSampler):
 
     @property
     def redrafts(self) -> bool:
-        """True where a draft model corrects drafts that are carried on."""
+        """True where drafts that are carried on are drafted again."""
         keeps_noise = registry.get("coupling", self.coupling).keeps_noise
-        return keeps_noise if self.redraft is None else self.redraft
+        return keeps_noise if self.redraft is None else bool(self.redraft)
+
+    @property
+    def corrects(self) -> bool:
+        """True where they are drawn from the target's distribution, as the draft's has changed."""
+        return self.redrafts and self.redraft != REPLACE
 
     @property
     def guarantee(self) -> str:
@@ -172,18 +208,24 @@ class SpeculativeJacobi(CausalSampler):
 
     @property
     def drafted(self) -> bool:
-        return registry.get("initialiser", self.init).needs_draft_model
+        source = registry.get("drafter", self.drafter)
+        return self._asks_model and source.needs_draft_model
 
     @property
     def mixes_sampling(self) -> bool:
         """True without a draft model, whose sampling parameters are one set for all items."""
-        return not self.drafted
+        return not self._asks_model
+
+    @property
+    def _asks_model(self) -> bool:
+        """True where a model drafts, be it of the target's own layers."""
+        return registry.get("initialiser", self.init).needs_draft_model
 
     @property
     def timed(self) -> bool:
         return self.window == AUTO
 
-    def drafter(
+    def window_drafter(
         self,
         target: CausalTarget,
         draft: CausalTarget | None,
@@ -215,7 +257,7 @@ class SpeculativeJacobi(CausalSampler):
         )
 
     def make_drafter(self, target, draft):
-        return self.drafter(target, draft)
+        return self.window_drafter(target, draft)
 
 
 for _preset in (

@@ -62,16 +62,20 @@ class JacobiDrafter(Windowed):
                 torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
             )
         drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
-        compares, redrafts = self.coupling.compares, self.init.redrafts
+        compares, redrafts, corrects = (
+            self.coupling.compares,
+            self.init.redrafts,
+            self.init.corrects,
+        )
         kind, logq, legal = self.kind, self.logq, self._nothing_legal
-        if compares or redrafts:
+        if compares or corrects:
             kind, logq = _resize(kind, length), _resize(logq, length)
         if compares and length:
             legal = self._legal(step.positions[:, :length])
         room, failed = np.minimum(step.widths, length), None
         if length and (redrafts or (self.carried < room).any()):
             entering = self._entering(step, tokens, drafts, drafted, legal)
-            if redrafts:
+            if corrects:
                 entering.logp = logq
             filled, first, active = self.init.fill(entering), entering.first, entering.active
             drafts[:, first:] = torch.where(active, filled.tokens, drafts[:, first:])
@@ -146,7 +150,7 @@ class JacobiDrafter(Windowed):
         self.tokens = ids.gather(1, inside)
         if self.trend:
             self.before = columns_of(said, inside)
-        if compares or self.init.redrafts:
+        if compares or self.init.corrects:
             # one distribution less while the next one is made
             self.logq = None
             del self.proposal, proposal

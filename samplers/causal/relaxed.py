@@ -34,7 +34,7 @@ class JacobiDrafts(DraftSource):
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         window = width_of(sampler.window, sampler, target)
-        return sampler.jacobi().drafter(target, draft, verifier, window)
+        return sampler.jacobi().window_drafter(target, draft, verifier, window)
 
 
 @register("sampler", "relaxed_acceptance")

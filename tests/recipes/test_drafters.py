@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,15 +16,17 @@ from tabular import PROMPTS, TabularCausal, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.data import Teacher, with_drafts
 from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
 from gen.recipes.drafters.kind_eagle import EagleKind, EagleOptions
+from gen.recipes.drafters.kinds import KINDS
 from gen.recipes.drafters.losses import LOSSES, acceptance, mean_over, nla
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, main, read_options
-from gen.recipes.drafters.table import measured
+from gen.recipes.drafters.table import decode, measured
 
 TASKS = ["sort 3 1 2 =", "copy 4 0 7 5 =", "3 + 8 + 5 ="]
 
@@ -179,13 +182,18 @@ def drafted(tmp_path_factory):
     return out / "drafter"
 
 
-def test_a_drafted_model_serves_its_target(drafted):
-    made = load("text")(TASKS, {"name": "speculative", "draft_model": str(drafted)})
+SPECS = ({"name": "speculative"}, {"name": "speculative_jacobi", "init": "model"})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["chain", "window"])
+def test_a_drafted_model_serves_its_target(drafted, spec):
+    made = load("text")(TASKS, {**spec, "draft_model": str(drafted)})
     assert all(s.draft_nfe for s in made.stats)
 
 
-def test_a_draft_model_of_another_distribution_is_refused(drafted):
-    spec = {"name": "speculative", "draft_model": str(drafted)}
+@pytest.mark.parametrize("spec", SPECS, ids=["chain", "window"])
+def test_a_draft_model_of_another_distribution_is_refused(drafted, spec):
+    spec = {**spec, "draft_model": str(drafted)}
     with pytest.raises(GenError, match="was trained for temperature 1.0.*have temperature 0.5"):
         load("text")(TASKS, spec, temperature=0.5)
 
@@ -247,3 +255,25 @@ def test_passes_are_the_same_one_by_one_and_in_batches():
     items = pipe.plan(TASKS)
     alone, batched = (measured(pipe, items, spec, timed)[:3] for timed in (None, 1))
     assert alone == batched and float(alone[0]) > 1
+
+
+def test_the_table_counts_items_with_the_tokens_of_autoregression():
+    pipe = load("text")
+    items = pipe.plan(TASKS)
+    reference = decode(pipe, items, {"name": "autoregressive"})[0]
+    spec = {"name": "speculative_jacobi", "init": "repeat"}
+    assert measured(pipe, items, spec, 1, reference)[-1] == "3 of 3"
+    reference[1, 0] += 1  # control
+    assert measured(pipe, items, spec, 1, reference)[-1] == "2 of 3"
+    assert measured(pipe, items, {**spec, "coupling": "fresh"}, 1, reference)[-1] == ""
+
+
+def test_every_kind_that_is_a_model_begins_windows():
+    teacher = Teacher.of_model("text-causal", "text", 1, False)
+    drafters = registry.table("drafter")
+    for name, kind in KINDS.items():
+        chain = kind(teacher, kind.options_type()).sampler(Path("x"))
+        drafter = resolve_sampler(chain)[0].drafter
+        assert kind.is_model == drafters[drafter].is_model, name
+    spec = Autoregressive(teacher, ModelOptions()).initialiser(Path("x"))
+    assert spec == {"name": "speculative_jacobi", "init": "model", "draft_model": "x"}

@@ -115,6 +115,8 @@ class DraftSource:
             a fixed number.
         shapes: whether it is made of ``Nodes``, so that every shape fits.
         several: whether it takes several draft models; ``draft`` is then a sequence of targets.
+        is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
+            the windows of Jacobi decoding can begin with as well.
     """
 
     needs_draft_model: ClassVar[bool] = False
@@ -124,6 +126,7 @@ class DraftSource:
     width: ClassVar[str] = ""
     shapes: ClassVar[bool] = True
     several: ClassVar[bool] = False
+    is_model: ClassVar[bool] = False
 
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:
@@ -138,6 +141,12 @@ class DraftSource:
     def makes_chains(cls) -> bool:
         """Says whether it has a drafter of chains of its own (``make``)."""
         return cls.make.__func__ is not DraftSource.make.__func__
+
+    @classmethod
+    def draft_of(cls, sampler: Any, target: Any, draft: Any) -> Any:
+        """Returns the target of the model that drafts, where ``is_model``; arguments as in
+        ``make``."""
+        raise NotImplementedError
 
     @classmethod
     def nodes(cls, sampler: Any, target: Any, draft: Any) -> Nodes:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
+from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
@@ -265,6 +266,24 @@ def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
     return draft
 
 
+def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParams:
+    """Return the sampling parameters of a draft model, with the guidance that it was trained to
+    draft with.
+
+    Args:
+        target: the model.
+        draft: target of the draft model for the same items, under the target's distribution.
+
+    Raises:
+        GenError: it was trained for another target or other sampling parameters.
+    """
+    facts = facts_of_model(target, draft)
+    guidance = None if facts is None else facts.net.get("guidance_scale")
+    if guidance is None:
+        return draft.sampling
+    return dataclasses.replace(draft.sampling, guidance_scale=guidance)
+
+
 class ModelNodes(Nodes):
     """Distributions of a draft model.
 
@@ -382,13 +401,9 @@ class DraftsWithModel:
                 target or other sampling parameters.
         """
         draft = require_same_tokens(target, draft)
-        facts = facts_of_model(target, draft)
-        guidance = self.draft_guidance
-        if guidance is None and facts is not None:  # the guidance that it was trained to draft with
-            guidance = facts.net.get("guidance_scale")
-        chosen = {"temperature": self.draft_temperature, "guidance_scale": guidance}
+        chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         sampling = dataclasses.replace(
-            draft.sampling, **{k: v for k, v in chosen.items() if v is not None}
+            trained_sampling(target, draft), **{k: v for k, v in chosen.items() if v is not None}
         )
         if sampling.guided and draft.branches == 1:
             raise bad_value(
@@ -439,11 +454,11 @@ class ModelDrafts(DraftSource):
     ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
 
     needs_draft_model = True
+    is_model = True
     width = "num_speculative_tokens"
 
     @classmethod
     def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
-        """Return the target of the model that drafts; arguments as in ``make``."""
         return draft
 
     @classmethod

@@ -34,7 +34,7 @@ class Entering:
         committed: committed tokens, [b, T].
         canvas: makes committed tokens and drafts so far, a fresh [b, T].
         logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
-            None unless the initialiser ``redrafts``.
+            None unless the initialiser ``corrects``.
     """
 
     step: CausalStep
@@ -71,14 +71,17 @@ class Initialiser(RowOwner):
     """Rule for the first drafts of positions.
 
     Attributes:
-        needs_draft_model: whether the sampler must be given a draft model.
+        needs_draft_model: whether it asks a draft model, the sampler's or one of the target's own
+            layers.
         has_table: whether it reads a context table.
         targets: draft models of the same items, whose rows follow the batch.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
             ``active``.
+        corrects: whether it does so from what the target said of them (``Entering.logp``).
     """
 
     redrafts: bool = False
+    corrects: bool = False
     needs_draft_model: ClassVar[bool] = False
     has_table: ClassVar[bool] = False
     targets: tuple[CausalTarget, ...] = ()

@@ -7,7 +7,8 @@ x are the drafts of this round and x' those of the round before, p is what the t
 latter, q the distribution of a draft model or of a table and G_n the noise of the position, which
 the target uses as well. The second line (``redraft``) moves the target's distribution along with
 the tokens that changed below, by as much as q moves. Where q does not care, the draft is the plain
-Jacobi iterate.
+Jacobi iterate. The target said p of x'_<n, so that it says little where many of those were wrong:
+``redraft: replace`` drafts carried positions by the first line as well.
 
 All positions are drafted at once and q is asked again with what came out, a Jacobi iteration of its
 own: after k passes the first k positions are final, and most others too. It ends where nothing
@@ -50,6 +51,7 @@ class IteratedInitialiser(Initialiser):
         rounds: passes per round of the sampler at most; None for as many as change a draft.
         redrafts: whether drafts that are carried on are corrected.
         filters: filters of the target, which q lacks; None where q has them or there are none.
+        corrects: whether they are corrected from what the target said; False drafts them from q.
     """
 
     # log q of the last pass of the round before [b, n, V], from position ``at`` on
@@ -63,9 +65,10 @@ class IteratedInitialiser(Initialiser):
         rounds: int | None,
         redrafts: bool,
         filters: SamplingParams | None = None,
+        corrects: bool = True,
     ):
         self.space, self.guess, self.rounds, self.redrafts = space, guess, rounds, redrafts
-        self.filters = filters
+        self.filters, self.corrects = filters, redrafts and corrects
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -117,16 +120,16 @@ class IteratedInitialiser(Initialiser):
             if self.rounds is None or passes.max() < self.rounds:
                 running &= (changed & inner).any(1).cpu().numpy()
         self.count(entering, passes)
-        if self.redrafts:
+        if self.corrects:
             self.before, self.at = q.clamp_min(FLOOR), step.starts.copy()
         failed = drawn & failed_draws(tokens, q)
         return Filled(tokens, ROW, logq if entering.compares else None, failed)
 
     def _shift(self, entering: Entering, enters: Tensor) -> Tensor | None:
         """Compute log p - log q of the round before, [b, n, V]: 0 where a position enters; None
-        where nothing is redrafted."""
+        where nothing is corrected."""
         logp, before, n = entering.logp, self.before, entering.active.shape[1]
-        if not self.redrafts or before is None or logp is None:
+        if not self.corrects or before is None or logp is None:
             return None
         source = np.arange(n) + (entering.step.starts - self.at)[:, None]
         beyond = to_device(source >= before.shape[1], before.device)  # had no draft

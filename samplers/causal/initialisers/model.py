@@ -4,6 +4,9 @@ Its cache has a slot per position. The first forward pass of a round brings alon
 since the round before. The iteration begins with uniform tokens, or with those of a table
 (``model_table``), and has ``draft_rounds`` forward passes at most.
 
+The model is the one of a drafter (``drafter``): a small one, or some of the target's own layers
+with what was trained for the others.
+
 Guarantee: that of the coupling.
 """
 
@@ -14,10 +17,10 @@ import dataclasses
 import numpy as np
 from torch import Tensor
 
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.model import require_same_tokens
+from gen.samplers.causal.drafters.model import require_same_tokens, trained_sampling
 from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.causal.initialisers.copies import Uniform
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
@@ -43,22 +46,26 @@ class ModelInitialiser(IteratedInitialiser):
         rounds: int | None,
         redrafts: bool,
         filters: SamplingParams | None = None,
+        corrects: bool = True,
     ):
-        super().__init__(draft.space, guess, rounds, redrafts, filters)
+        super().__init__(draft.space, guess, rounds, redrafts, filters, corrects)
         self.draft, self.targets = draft, (draft,)
         self.num_passes = np.zeros(draft.items, dtype=np.int64)
         self.known = np.full(draft.rows, -1)
 
     @classmethod
     def make(cls, sampler, target, draft):
-        draft = require_same_tokens(target, draft)
-        sampling, filters = draft.sampling, None
-        if sampler.redrafts:  # a filter would leave nothing to compare outside of it
-            sampling = dataclasses.replace(draft.sampling, **UNFILTERED)
-        if sampling != draft.sampling:
-            filters = dataclasses.replace(draft.sampling, temperature=1.0, guidance_scale=1.0)
+        source = registry.get("drafter", sampler.drafter)
+        draft = require_same_tokens(target, source.draft_of(sampler, target, draft))
+        filtered, filters = trained_sampling(target, draft), None
+        sampling = filtered
+        if sampler.corrects:  # a filter would leave nothing to compare outside of it
+            sampling = dataclasses.replace(filtered, **UNFILTERED)
+        if sampling != filtered:
+            filters = dataclasses.replace(filtered, temperature=1.0, guidance_scale=1.0)
         guess, rounds = cls.first_tokens(sampler, target), sampler.draft_rounds
-        return cls(draft.with_params(sampling), guess, rounds, sampler.redrafts, filters)
+        of = draft.with_params(sampling)
+        return cls(of, guess, rounds, sampler.redrafts, filters, sampler.corrects)
 
     @classmethod
     def first_tokens(cls, sampler, target) -> Initialiser:

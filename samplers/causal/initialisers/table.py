@@ -148,14 +148,20 @@ class TableInitialiser(IteratedInitialiser):
         target: the model with its items.
         redrafts: whether drafts that are carried on are corrected.
         scope: item, or call to count finished items too.
+        corrects: whether they are corrected from what the target said.
     """
 
     has_table = True
 
     def __init__(
-        self, table: ContextTable, target: CausalTarget, redrafts: bool, scope: str = ITEM
+        self,
+        table: ContextTable,
+        target: CausalTarget,
+        redrafts: bool,
+        scope: str = ITEM,
+        corrects: bool = True,
     ):
-        super().__init__(target.space, Uniform(), None, redrafts)
+        super().__init__(target.space, Uniform(), None, redrafts, corrects=corrects)
         self.counts, self.legal = table, target.legal
         self.table = table.to(target.device)
         self.outputs = Outputs(target) if scope == CALL else None
@@ -167,7 +173,7 @@ class TableInitialiser(IteratedInitialiser):
     @classmethod
     def make(cls, sampler, target, draft):
         table = table_of(target, sampler.table)
-        return cls(table, target, sampler.redrafts, sampler.scope)
+        return cls(table, target, sampler.redrafts, sampler.scope, sampler.corrects)
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         super().accept(step, verdict)

@@ -97,6 +97,15 @@ def test_drafts_that_are_not_corrected_keep_the_distribution(with_table, couplin
     assert distribution_error(jacobi(coupling=coupling, window=3, init=init, redraft=False)) < EXACT
 
 
+@pytest.mark.parametrize("init", ["model", "table", "model_table"])
+@pytest.mark.parametrize("coupling", KEEPING)
+def test_drafts_that_are_replaced_keep_the_distribution(with_table, coupling, init):
+    sampler = jacobi(coupling=coupling, window=3, init=init, redraft="replace")
+    assert distribution_error(sampler) < EXACT
+    if init == "model":
+        assert error_with_end(sampler, with_end(3, ids=2)) < EXACT
+
+
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_a_draft_model_keeps_the_distribution_of_rows_that_end(coupling):
     sampler = jacobi(coupling=coupling, window=3, init="model")
@@ -173,6 +182,18 @@ def test_control_drafts_with_noise_of_their_own_cost_forward_passes(monkeypatch)
     assert sum(s.nfe for s in found.stats) > 1.1 * sum(s.nfe for s in shared.stats)
 
 
+def test_control_replaced_drafts_that_say_another_distribution(monkeypatch, with_table):
+    true = IteratedInitialiser.fill
+
+    def swapped(self, entering):
+        filled = true(self, entering)
+        return dataclasses.replace(filled, logq=filled.logq.roll(1, -1))
+
+    monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
+    sampler = jacobi(coupling="gumbel_shared", window=3, init="model", redraft="replace")
+    assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
+
+
 # --- what it saves
 
 
@@ -210,6 +231,20 @@ def test_correcting_the_iterate_saves_forward_passes():
 
     corrected, filled = passes(init="model"), passes(init="model", redraft=False)
     assert 1.2 * corrected < filled < passes()
+
+
+def test_replacing_the_iterate_saves_forward_passes():
+    space, context = space_of((4, 6), 6), [i % CONTEXTS for i in range(20)]
+
+    def passes(**params):
+        target, draft = (
+            causal_target(m, space, SamplingParams(), context) for m in (TabularCausal(6), Kin(6))
+        )
+        sampler = jacobi(window=12, init="model", draft_rounds=None, **params)
+        out = sampler(target, CounterRNG(range(20)), draft=draft)
+        return sum(s.nfe for s in out.stats)
+
+    assert 1.2 * passes(redraft="replace") < passes(redraft=True)
 
 
 def test_draft_passes_of_an_item_do_not_depend_on_its_batch():
@@ -290,6 +325,9 @@ def test_a_model_without_a_table_is_refused(model_folder):
     [
         ({"draft_rounds": 0}, "draft_rounds"),
         ({"coupling": "fresh", "redraft": True}, "gumbel and gumbel_shared"),
+        ({"coupling": "fresh", "redraft": "replace"}, "gumbel and gumbel_shared"),
+        ({"redraft": "replce"}, "true, false, replace or None"),
+        ({"redraft": 1}, "true, false, replace or None"),
         ({"keep_threshold": 0.5}, "the coupling gumbel has a rule of its own"),
         ({"trend": -1}, "trend"),
         ({"table": 3}, "table"),
