@@ -40,9 +40,8 @@ from gen.samplers.verifiers.base import (
     TOKEN,
     PositionVerifier,
     Proposal,
-    first_rejected,
     num_accepted,
-    resample_rejected,
+    recovered,
 )
 
 
@@ -100,15 +99,16 @@ class _Verified(Coupling):
             all_kept = (accepted == length)[:, None, None]
             free = torch.where(all_kept, free, next_logprobs[:, length:])
         undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
-        past = torch.arange(length, device=logp.device) > accepted[:, None]
+        column, last = torch.arange(length, device=logp.device), accepted[:, None]
+        past = column > last
         new = self.redraft(step, proposal, drafted & past, kept, chance, next_logprobs[:, :length])
         ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
-        rejected = first_rejected(drafted, accepted)
+        rejected = drafted & (column == last)
         if may_be_any(rejected):
-            ids = resample_rejected(
-                step, ids, rejected, self.verifier.residual_at(proposal, logp, rejected)
-            )
+            at = accepted.clamp_max(length - 1)
+            residual = self.verifier.residual_at(proposal, logp, at)
+            ids = torch.where(rejected, recovered(step, at, rejected.any(1), residual), ids)
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
