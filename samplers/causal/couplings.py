@@ -90,7 +90,8 @@ class _Verified(Coupling):
 
     def step(self, step, proposal, drafted, logp, next_logprobs):
         length = drafted.shape[1]
-        chance = self.verifier.chance(proposal, logp[:, :length])
+        of_drafts = of_redrafts = logp[:, :length]
+        chance = self.verifier.chance(proposal, of_drafts)
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
         # the position without a draft, if the window has one; its noise has not been used before
@@ -98,16 +99,17 @@ class _Verified(Coupling):
         if next_logprobs is not logp:
             all_kept = (accepted == length)[:, None, None]
             free = torch.where(all_kept, free, next_logprobs[:, length:])
+            of_redrafts = next_logprobs[:, :length]
         undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         column, last = torch.arange(length, device=logp.device), accepted[:, None]
         past = column > last
-        new = self.redraft(step, proposal, drafted & past, kept, chance, next_logprobs[:, :length])
+        new = self.redraft(step, proposal, drafted & past, kept, chance, of_redrafts)
         ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
         rejected = drafted & (column == last)
         if may_be_any(rejected):
             at = accepted.clamp_max(length - 1)
-            residual = self.verifier.residual_at(proposal, logp, at)
+            residual = self.verifier.residual_at(proposal, of_drafts, at)
             ids = torch.where(rejected, recovered(step, at, rejected.any(1), residual), ids)
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
