@@ -114,7 +114,7 @@ class Proposal:
 def column_taker(column: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that takes x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
     if column.is_cpu and column.numel() == 1:
-        at = column.item()
+        at = int(column)
         return lambda x: x.narrow(1, at, 1)
     row = torch.arange(len(column), device=column.device)
     return lambda x: x[row, column][:, None]
