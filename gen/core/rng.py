@@ -11,7 +11,7 @@ Tests inject an object with the same methods that enumerates all outcomes of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Protocol
 
@@ -130,7 +130,7 @@ class CounterRNG:
             h = _mix_int(h + (int(round.item()) + 1) * _GOLDEN)
         if positions.numel() == 1:
             return np.array([[_signed(_mix_int(h + (int(positions.item()) + 1) * _ODD))]])
-        return _mix_unsigned((positions.numpy() + 1) * _ODD + _signed(h & _MASK64))
+        return _mix_unsigned(positions.numpy() * _ODD_64 + _signed(h + _ODD & _MASK64))
 
     def of_branches(self, items: np.ndarray, branches: np.ndarray) -> CounterRNG:
         """Key the rows of a batch by (item, branch).
@@ -165,27 +165,15 @@ class CounterRNG:
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
-                return _likeliest(noise, logp)
+                return torch.from_numpy((noise + logp.numpy()).argmax(-1))
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
-        # Noise takes most of the time; on a CPU, reading ``active`` needs no synchronisation.
-        if positions.is_cpu and not active.numpy().all():
-            row, column = active.nonzero(as_tuple=True)
-            out = torch.zeros_like(positions)
-            out[row, column] = _drawn(
-                lambda part: logp[row[part], column[part]], bits[row.numpy(), column.numpy()], size
-            )
-            return out
+        if isinstance(bits, np.ndarray):
+            # noise takes most of the time, and reading ``active`` needs no synchronisation here
+            return torch.from_numpy(_drawn_where(active.numpy(), logp.numpy(), bits))
         if logp.is_contiguous():
-            return _drawn(logp.view(-1, size).__getitem__, bits.reshape(-1), size).view(
-                positions.shape
-            )
+            return _drawn(logp.view(-1, size), bits.view(-1)).view(positions.shape)
         # row by row: all rows together would need a copy
-        return torch.stack(
-            [
-                _drawn(logprobs.__getitem__, row_bits, size)
-                for logprobs, row_bits in zip(logp, bits, strict=True)
-            ]
-        )
+        return torch.stack([_drawn(*row) for row in zip(logp, bits, strict=True)])
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
@@ -296,6 +284,7 @@ def _mix(x: Bits) -> Bits:
     return x ^ _shift(x, 31)
 
 
+_LOW53, _ODD_64 = np.array(_MASK53), np.array(_ODD)
 _30, _27, _31, _U1, _U2 = (np.array(n & _MASK64, dtype=np.uint64) for n in (30, 27, 31, _M1, _M2))
 
 
@@ -320,8 +309,8 @@ def _mix_unsigned(x: np.ndarray) -> np.ndarray:
 
 def _unit(bits: Bits) -> Bits:
     """Convert 53 bits to float64, strictly between 0 and 1."""
-    bits = bits & _MASK53
-    u = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
+    on_host = isinstance(bits, np.ndarray)
+    u = (bits & _LOW53).astype(np.float64) if on_host else (bits & _MASK53).double()
     u += 0.5
     u *= 2.0**-53
     return u
@@ -354,18 +343,28 @@ def _gumbel(bits: Bits, size: int) -> Bits:
     return u
 
 
-def _drawn(logprobs: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
-    """Draw tokens [n] from the bits [n] of each decision. ``logprobs`` maps a slice of the
-    decisions to their log-probabilities [m, V]."""
-    many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
+def _drawn_where(active: np.ndarray, logprobs: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Draw the ``active`` (bool [b, L]) of some tokens, int64 [b, L], and leave the others 0.
+
+    Args:
+        active: decisions that count.
+        logprobs: [b, L, V].
+        bits: bits of each decision, int64 [b, L].
+    """
+    out, size = np.zeros(bits.shape, dtype=np.int64), logprobs.shape[-1]
+    row, column = active.nonzero()
+    many = max(1, PIECE[True] // max(1, size))
+    for first in range(0, len(row), many):
+        at = row[first : first + many], column[first : first + many]
+        out[at] = (_gumbel(bits[at], size) + logprobs[at]).argmax(-1)
+    return out
+
+
+def _drawn(logprobs: Tensor, bits: Tensor) -> Tensor:
+    """Draw tokens [n] from log-probabilities [n, V] and the bits [n] of each decision."""
+    size = logprobs.shape[-1]
+    many = max(1, PIECE[False] // max(1, size))
     # one part even without any decision, for the dtype of an empty result
     parts = [slice(i, i + many) for i in range(0, max(1, len(bits)), many)]
-    ids = [_likeliest(_gumbel(bits[part], size), logprobs(part)) for part in parts]
+    ids = [(_gumbel(bits[part], size) + logprobs[part]).argmax(-1) for part in parts]
     return ids[0] if len(ids) == 1 else torch.cat(ids)
-
-
-def _likeliest(noise: Bits, logprobs: Tensor) -> Tensor:
-    """Return the argmax [...] of log p + G: noise float64 and log-probabilities [..., V]."""
-    if isinstance(noise, np.ndarray):
-        return torch.from_numpy((noise + logprobs.numpy()).argmax(-1))
-    return (noise + logprobs).argmax(-1)

@@ -40,9 +40,8 @@ from gen.samplers.verifiers.base import (
     TOKEN,
     PositionVerifier,
     Proposal,
-    first_rejected,
     num_accepted,
-    resample_rejected,
+    recovered,
 )
 
 
@@ -91,7 +90,8 @@ class _Verified(Coupling):
 
     def step(self, step, proposal, drafted, logp, next_logprobs):
         length = drafted.shape[1]
-        chance = self.verifier.chance(proposal, logp[:, :length])
+        of_drafts = of_redrafts = logp[:, :length]
+        chance = self.verifier.chance(proposal, of_drafts)
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
         # the position without a draft, if the window has one; its noise has not been used before
@@ -99,16 +99,18 @@ class _Verified(Coupling):
         if next_logprobs is not logp:
             all_kept = (accepted == length)[:, None, None]
             free = torch.where(all_kept, free, next_logprobs[:, length:])
+            of_redrafts = next_logprobs[:, :length]
         undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
-        past = torch.arange(length, device=logp.device) > accepted[:, None]
-        new = self.redraft(step, proposal, drafted & past, kept, chance, next_logprobs[:, :length])
+        column, last = torch.arange(length, device=logp.device), accepted[:, None]
+        past = column > last
+        new = self.redraft(step, proposal, drafted & past, kept, chance, of_redrafts)
         ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
-        rejected = first_rejected(drafted, accepted)
+        rejected = drafted & (column == last)
         if may_be_any(rejected):
-            ids = resample_rejected(
-                step, ids, rejected, self.verifier.residual_at(proposal, logp, rejected)
-            )
+            at = accepted.clamp_max(length - 1)
+            residual = self.verifier.residual_at(proposal, of_drafts, at)
+            ids = torch.where(rejected, recovered(step, at, rejected.any(1), residual), ids)
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:

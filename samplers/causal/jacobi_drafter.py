@@ -144,9 +144,8 @@ class JacobiDrafter(Windowed):
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
         # p or p without an end: q
         width = logp.shape[1]
-        inside = (accepted[:, None] + torch.arange(1, width + 1, device=logp.device)).clamp_max_(
-            width - 1
-        )
+        following = torch.arange(1, width + 1, device=logp.device)
+        inside = (accepted[:, None] + following).clamp_max_(width - 1)
         self.tokens = ids.gather(1, inside)
         if self.trend:
             self.before = columns_of(said, inside)

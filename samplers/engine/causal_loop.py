@@ -397,7 +397,7 @@ class CausalRun(SteppableRun):
 
     def committed_tokens(self) -> Tensor:
         """Tokens of the rows, [b, T(, C)]."""
-        every = len(self.slots) == len(self.tokens)
+        every = len(self.slots) == self.tokens.shape[0]
         return self.tokens if every else self.tokens[self.slots.rows]
 
     def inputs(self, step: CausalStep, draft: Draft) -> Tensor:

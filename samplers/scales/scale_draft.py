@@ -28,14 +28,7 @@ from gen.core.params import Params, choice, integer, number
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.samplers.scales.loop import ScalesRun, check_refines, order_of
-from gen.samplers.verifiers.base import (
-    ROW,
-    Proposal,
-    Token,
-    column_of,
-    first_rejected,
-    num_accepted,
-)
+from gen.samplers.verifiers.base import ROW, Proposal, Token, num_accepted
 
 
 @register("sampler", "scale_draft")
@@ -128,10 +121,10 @@ class DraftedScale:
         round, positions = torch.full_like(rows, call), at + run.here.start
         kept = run.rng.flip(chance, rows, positions, "accept", round, judged) & judged
         accepted = num_accepted(kept)
-        rejected = first_rejected(judged, accepted)
-        rest = Token().residual_at(proposal, logp, rejected)[:, None]
-        where = positions.gather(1, column_of(rejected)[:, None])
-        again = rejected.any(1, keepdim=True)
+        rejected = judged & (column == accepted[:, None])
+        at_last = accepted.clamp_max(width - 1)
+        rest = Token().residual_at(proposal, logp, at_last)[:, None]
+        where, again = positions.gather(1, at_last[:, None]), rejected.any(1, keepdim=True)
         drawn = run.rng.categorical(rest, rows, where, "residual", round, again)
         tokens = torch.where(rejected, drawn, drafts)
         self._commit(rows, at, (judged, column < accepted[:, None], rejected), tokens, output)

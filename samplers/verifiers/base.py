@@ -27,11 +27,13 @@ such a p says nothing about the drafts before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.registry import register
@@ -79,7 +81,7 @@ class Proposal:
     def kinds(self) -> set[int]:
         """Return the kinds that there may be, which the host knows of a few drafts on a CPU."""
         if self.kind.is_cpu and 0 < self.kind.numel() <= FEW:
-            return set(self.kind.flatten().tolist())
+            return set(self.kind.numpy().ravel().tolist())
         return {ROW, UNIFORM, POINT}
 
     def mass_of(self, ids: Tensor) -> Tensor:
@@ -102,19 +104,25 @@ class Proposal:
 
     def at(self, column: Tensor) -> Proposal:
         """Take one draft of each row, in ``column`` [b]."""
-        return Proposal(
-            *(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal))
-        )
+        take = column_taker(column)
+        return Proposal(*map(take, (self.tokens, self.kind, self.logq, self.legal)))
 
     def part(self, columns: slice) -> Proposal:
         return Proposal(*(x[:, columns] for x in (self.tokens, self.kind, self.logq, self.legal)))
 
 
+def column_taker(column: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that takes x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
+    if column.is_cpu and column.numel() == 1:
+        at = int(column)
+        return lambda x: x.narrow(1, at, 1)
+    row = torch.arange(len(column), device=column.device)
+    return lambda x: x[row, column][:, None]
+
+
 def rows_at(x: Tensor, column: Tensor) -> Tensor:
     """Take x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
-    if len(x) == 1 and column.is_cpu:
-        return x.narrow(1, int(column), 1)
-    return x[torch.arange(len(x), device=x.device), column][:, None]
+    return column_taker(column)(x)
 
 
 def num_accepted(kept: Tensor) -> Tensor:
@@ -124,16 +132,6 @@ def num_accepted(kept: Tensor) -> Tensor:
     return kept.long().cumprod(1).sum(1)
 
 
-def first_rejected(drafted: Tensor, accepted: Tensor) -> Tensor:
-    """Find the draft after the accepted ones, in rows that have it: bool [b, L]."""
-    return drafted & (torch.arange(drafted.shape[1], device=drafted.device) == accepted[:, None])
-
-
-def column_of(rejected: Tensor) -> Tensor:
-    """Find the column [b] of a row's one rejected draft (bool [b, L]); 0 in rows without one."""
-    return rejected.byte().argmax(1)
-
-
 def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     """Normalise a residual [..., V], which is written over, and take its log; where it is empty,
     return ``logp`` [..., V]."""
@@ -141,22 +139,16 @@ def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
-def resample_rejected(step: StepContext, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
-    """Replace rejected drafts by recovered tokens.
+def recovered(step: StepContext, column: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
+    """Draw the recovered tokens [b, 1] of rejected drafts.
 
     Args:
         step: context of the step.
-        ids: drafts [b, L].
-        rejected: at most one draft per row, bool [b, L]; rows without one draw for nothing.
+        column: column of the rejected draft, long [b].
+        rejected: rows that have one, bool [b]; the others draw for nothing.
         logprobs: log of the residual [b, V].
-
-    Returns:
-        ``ids`` with the recovered tokens in it.
     """
-    drawn = step.categorical(
-        logprobs[:, None], "residual", rejected.any(1, keepdim=True), column_of(rejected)
-    )
-    return torch.where(rejected, drawn, ids)
+    return step.categorical(logprobs[:, None], "residual", rejected[:, None], column)
 
 
 class Verifier:
@@ -234,38 +226,30 @@ class Verifier:
         Returns:
             The accepted drafts; tokens [b, W] are right up to the token after them.
         """
-        accepted, logprobs = self.decide(step, proposal, drafted, logp)
-        b, width, _ = logp.shape
-        length = drafted.shape[1]
-        ids = proposal.tokens.new_zeros(b, width)
-        ids[:, :length] = proposal.tokens
-        rejected = first_rejected(drafted, accepted)
+        accepted, residual = self.decide(step, proposal, drafted, logp)
+        length, width, column = drafted.shape[1], logp.shape[1], accepted[:, None]
+        drafts = drafted.sum(1)
+        rejected, free = accepted < drafts, accepted == drafts
+        free &= accepted < step.valid.sum(1)
+        ids = F.pad(proposal.tokens, (0, width - length))
+        last = ids[:, :1]  # the token after the accepted drafts
         if may_be_any(rejected):
-            ids[:, :length] = resample_rejected(step, ids[:, :length], rejected, logprobs(rejected))
-        column = accepted.clamp_max(width - 1)
-        free = (
-            (accepted == drafted.sum(1))
-            & step.valid.gather(1, column[:, None])[:, 0]
-            & (accepted < width)
-        )
+            at = accepted.clamp_max(length - 1)
+            last = recovered(step, at, rejected, residual(at))
         if may_be_any(free):
             # all drafts accepted: the bonus token, whose position has noise that was not used yet
-            drawn = step.categorical(
-                rows_at(logp, column), "token", free[:, None], column, shared=True
-            )
-            ids.scatter_(
-                1,
-                column[:, None],
-                torch.where(free[:, None], drawn, ids.gather(1, column[:, None])),
-            )
-        return Verdict(accepted, ids)
+            at = accepted.clamp_max(width - 1)
+            bonus = step.categorical(rows_at(logp, at), "token", free[:, None], at, shared=True)
+            last = torch.where(free[:, None], bonus, last)
+        is_last = torch.arange(width, device=logp.device) == column
+        return Verdict(accepted, torch.where(is_last, last, ids))
 
     def decide(self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor):
         """Decide which drafts are accepted; arguments as in ``verify``.
 
         Returns:
-            Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the
-            log of their residual [b, V], which is anything in rows without one.
+            Accepted drafts [b], and a function from the columns of rejected ones, long [b], to the
+            log of their residual [b, V].
         """
         raise NotImplementedError
 
@@ -290,16 +274,15 @@ class PositionVerifier(Verifier):
         """
         return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
 
-    def residual_at(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
-        """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp``
-        [b, W, V], W >= L."""
-        column = column_of(rejected)
+    def residual_at(self, proposal: Proposal, logp: Tensor, column: Tensor) -> Tensor:
+        """Compute the residual of one draft of each row, in ``column`` [b]: [b, V]; ``logp`` [b, W,
+        V], W >= L."""
         return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
     def decide(self, step, proposal, drafted, logp):
         chance = self.chance(proposal, logp[:, : drafted.shape[1]])
         kept = step.flip(chance, "accept", drafted) & drafted
-        return num_accepted(kept), lambda rejected: self.residual_at(proposal, logp, rejected)
+        return num_accepted(kept), lambda column: self.residual_at(proposal, logp, column)
 
 
 @register("verifier", "token")
@@ -340,8 +323,8 @@ class Block(Verifier):
             if length
             else drafted.sum(1)
         )
-        return accepted, lambda rejected: normalised(
-            *(rows_at(x, column_of(rejected))[:, 0] for x in (rest, logp))
+        return accepted, lambda column: normalised(
+            *(take(x)[:, 0] for take in [column_taker(column)] for x in (rest, logp))
         )
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:

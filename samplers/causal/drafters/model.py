@@ -28,7 +28,7 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
-from gen.models.targets.base import StepOutput, legal_at
+from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.drafters.trained import facts_of_model
@@ -86,10 +86,8 @@ class IdChain:
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def verify(self, step, drafts, drafted, logprobs):
-        b, length = drafts.shape
-        none = logprobs.new_zeros(b, logprobs.shape[-1])
-        distributions = self.distributions + [none] * (length - len(self.distributions))
-        logq = torch.stack(distributions, 1).to(logprobs.dtype)
+        length = drafts.shape[1]
+        logq = _padded(self.distributions, length).to(logprobs.dtype)
         legal = legal_at(self.legal, step.positions[:, :length])
         return self.verifier.verify(
             step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, logprobs
@@ -133,10 +131,9 @@ class ModelDrafter(Drafter):
             self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
             return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
-        none = tokens.new_zeros(len(tokens), *tokens.shape[2:])
         drafts: list[Tensor] = []
         drafted: list[Tensor] = []
-        failed: list[Tensor] = []
+        said: list[Tensor] = []  # what they are drawn from
         self.chain.begin(step, length)
         self.policy.begin()
         given, at = unseen(step, tokens, self.known)
@@ -150,10 +147,10 @@ class ModelDrafter(Drafter):
             logprobs = output.logprobs[:, -1]
             if output.hidden_states is not None:
                 self.policy.read(output.hidden_states)
-            drawn = self.chain.draw(step, column, logprobs, active).to(none.dtype)
-            drafts.append(drawn if column < together else _where(active, drawn, none))
+            drawn = self.chain.draw(step, column, logprobs, active).to(tokens.dtype)
+            drafts.append(drawn if column < together else _where(active, drawn, drawn.new_zeros(1)))
             drafted.append(active)
-            failed.append(failed_draws(drawn[:, None], logprobs[:, None])[:, 0])
+            said.append(logprobs)
             if column + 1 == most:
                 break
             stop = self._stop(drawn, logprobs)
@@ -167,9 +164,9 @@ class ModelDrafter(Drafter):
                     break
             given = _where(active, drafts[-1], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        exists = _stacked(drafted, torch.zeros_like(asked[:, 0]), length)
-        failed_drafts = exists & _stacked(failed, torch.zeros_like(asked[:, 0]), length)
-        self.draft_tokens = Draft(_stacked(drafts, none, length), exists, failed=failed_drafts)
+        exists, ids = _padded(drafted, length), _padded(drafts, length)
+        failed = exists & failed_draws(ids, _padded(said, length))
+        self.draft_tokens = Draft(ids, exists, failed=failed)
         return self.draft_tokens
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
@@ -216,14 +213,18 @@ def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor,
     """
     known = np.minimum(known, step.starts - 1)  # a row that waited is asked for its start again
     back = np.arange(int((step.starts - known).max()) - 1, -1, -1)
-    at = to_device(np.maximum(step.starts[:, None] - back, known[:, None] + 1), tokens.device)
-    row = torch.arange(len(tokens), device=tokens.device)[:, None]
-    return tokens[row, (at - 1).clamp_min(0)], at
+    at = np.maximum(step.starts[:, None] - back, known[:, None] + 1)
+    before = to_device(np.maximum(at - 1, 0), tokens.device)
+    return take(tokens, before), to_device(at, tokens.device)
 
 
-def _stacked(columns: list[Tensor], rest: Tensor, length: int) -> Tensor:
-    """Join columns [b(, C)] and as many of ``rest`` as lack of a length, [b, length(, C)]."""
-    return torch.stack(columns + [rest] * (length - len(columns)), 1)
+def _padded(columns: list[Tensor], length: int) -> Tensor:
+    """Join columns [b, ...], and zeros as far as they lack of a length: [b, length, ...]."""
+    joined = torch.stack(columns, 1)
+    lacking = length - len(columns)
+    if not lacking:
+        return joined
+    return torch.cat([joined, joined.new_zeros(len(joined), lacking, *joined.shape[2:])], 1)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.engine.step_context import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler
-from gen.samplers.verifiers.base import Proposal, first_rejected, resample_rejected
+from gen.samplers.verifiers.base import Proposal, recovered
 
 
 @register("sampler", "exact_speculative")
@@ -76,11 +76,12 @@ class ExactSpeculative(ChainSampler):
         accepted, residual = registry.get("verifier", self.verifier)().decide(
             step, drafts, step.valid, logprobs
         )
-        rejected = first_rejected(step.valid, accepted)
+        rejected = accepted < step.valid.sum(1)
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)
-        tokens = resample_rejected(step, drafts.tokens, rejected, residual(rejected))
-        return accepted, torch.where(rejected, tokens, -1).amax(1)
+        column = accepted.clamp_max(step.valid.shape[1] - 1)
+        tokens = recovered(step, column, rejected, residual(column))[:, 0]
+        return accepted, torch.where(rejected, tokens, -1)
 
 
 register("preset", "assd")(

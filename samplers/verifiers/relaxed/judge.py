@@ -210,7 +210,7 @@ class Judge(Relaxed):
         chance = self.chance(proposal, logp[:, :length])
         chance = torch.where(right, torch.ones_like(chance), chance)
         kept = step.flip(chance, "accept", drafted) & drafted
-        return num_accepted(kept), lambda rejected: self.residual_at(proposal, logp, rejected)
+        return num_accepted(kept), lambda column: self.residual_at(proposal, logp, column)
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
         """Judge the drafts of every row.

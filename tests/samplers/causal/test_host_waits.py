@@ -475,13 +475,13 @@ def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(mo
 
 
 def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypatch):
-    def resampled(step, ids, rejected, sampling):
+    def resampled(step, column, rejected, sampling):
         rest = torch.zeros_like(sampling)
-        rest[rejected.any(1)] = sampling[rejected.any(1)]
-        return resample_rejected(step, ids, rejected, rest)
+        rest[rejected] = sampling[rejected]
+        return recovered(step, column, rejected, rest)
 
-    resample_rejected = verifiers.resample_rejected
-    monkeypatch.setattr(verifiers, "resample_rejected", resampled)
+    recovered = verifiers.recovered
+    monkeypatch.setattr(verifiers, "recovered", resampled)
     drafter = watched(monkeypatch, {"name": "speculative"}, SPACES["all"])
     assert none(drafter.proposed) and {wait for waits in drafter.verified for wait in waits} == {
         "index",

@@ -149,7 +149,7 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
         "decide",
         lambda *args, _true=Block.decide: (
             _true(*args)[0],
-            lambda rejected: Token().residual_at(args[2], args[4], rejected),
+            lambda column: Token().residual_at(args[2], args[4], column),
         ),
     )
     assert (
