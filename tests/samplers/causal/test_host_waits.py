@@ -17,10 +17,10 @@ import pytest
 import torch
 from constrained import with_end
 from continuous import LinearHead, LinearLatent, latent_target
-from host_waits import ACCELERATOR, HostWaits
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
+from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
