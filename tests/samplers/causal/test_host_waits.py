@@ -491,6 +491,7 @@ def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypa
 
 def test_control_a_policy_that_always_asks_is_found(monkeypatch):
     policy = registry.get("length_policy", "constant")
+    monkeypatch.setattr(policy, "stops_early", True)
     monkeypatch.setattr(
         policy, "stop", lambda self, mass, logprobs: torch.zeros_like(mass, dtype=torch.bool)
     )
