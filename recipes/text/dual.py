@@ -229,6 +229,7 @@ class DualRecipe(Recipe):
             out=self.work / "dual",
             log=self.log,
         )
+        model.config.trained_at_mask = True
         save_model(model.half(), self.zoo / TRAINED)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo / TRAINED}")
