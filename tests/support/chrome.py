@@ -96,7 +96,9 @@ class Tab:
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:
-                raise AssertionError(f"nothing of it within {seconds} s; the page says:\n{self.words}")
+                raise AssertionError(
+                    f"nothing of it within {seconds} s; the page says:\n{self.words}"
+                )
             time.sleep(0.02)
 
     @property
