@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from gen.models.load.locate import save_model
 from gen.pipeline.pipeline import Pipeline, load
 from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.drafters.data import held_out_prompts, training_prompts
@@ -109,7 +110,7 @@ def made(
     some = torch.randperm(len(seen.x), generator=torch.Generator().manual_seed(1))[:MOST]
     seen = type(seen)(seen.x[some], seen.c[some], seen.final[some])
     model = trained(seen, radius, plan, out / "work")
-    model.save_pretrained(out)
+    save_model(model, out)
     return model, separation(model, unseen)
 
 

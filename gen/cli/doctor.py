@@ -26,7 +26,7 @@ from gen.core.errors import GenError
 from gen.core.files import put_text, sha256
 from gen.core.processes import usable_cores
 from gen.core.registry import registry
-from gen.core.tables import columns
+from gen.core.tables import columns, plural
 from gen.core.versions import gen_version, installed
 
 
@@ -209,14 +209,14 @@ def _text(report: dict[str, Any]) -> str:
     if "devices" in report:
         rows += [
             ("devices", ", ".join(report["devices"])),
-            ("cores", f"{report['cores']} ({report['threads']} torch threads)"),
+            ("cores", f"{report['cores']} ({plural(report['threads'], 'torch thread')})"),
         ]
     rows += [
         (f"{kind}s" if kind != "modality" else "modalities", str(n))
         for kind, n in report.get("registered", {}).items()
     ]
     rows += [
-        (f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...")
+        (f"model {m['model']}", f"{m['megabytes']:5.2f} MB, sha256 {m['sha256']}..., {m['file']}")
         for m in report["zoo"]
     ]
     if "measured" in report:

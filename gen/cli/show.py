@@ -39,9 +39,16 @@ def show(args: argparse.Namespace) -> int:
         return _show_saved(saved, args)
     if Path(name).exists():
         return _show_config(args)
+    if name in registry.table("modality"):
+        configs = [config for config in packaged() if config.startswith(f"{name}/")]
+        one = f"a config such as {configs[0]}" if configs else "a config"
+        raise GenError(f"{name} is a modality; expected {one}, a sampler or a preset (see gen ls)")
     if "/" not in name and "." not in name:
         raise unknown(
-            "config or sampler", name, [*packaged(), *samplers], "the working directory, gen ls"
+            "config or sampler",
+            name,
+            [*packaged(), *samplers],
+            "the working directory and those of gen ls",
         )
     return _show_config(args)
 

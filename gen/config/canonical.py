@@ -82,6 +82,15 @@ def with_params(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay a tree over another, as OmegaConf merges them: mappings key by key, at any depth."""
+    out = {**below, **over}
+    for key in over.keys() & below.keys():
+        if isinstance(below[key], Mapping) and isinstance(over[key], Mapping):
+            out[key] = merged(below[key], over[key])
+    return out
+
+
 def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Split trees into the keys that all of them share, and the rest of each."""
     first = trees[0]

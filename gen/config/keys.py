@@ -36,6 +36,7 @@ PROMPTS = ("prompts", "prompts_file", "prompts_dataset")  # one of them gives th
 
 
 def depth_of(key: str) -> float:
-    """Return how many keys lead to a value below a key of an entry: those of a sampler have keys
-    of their own, such as ``sampler.base.steps``."""
-    return float("inf") if key == "sampler" else 2 if key in NODES else 1
+    """Return how many keys lead to a value below a key of an entry: those of a sampler and of a
+    model have keys of their own, such as ``sampler.base.steps`` and
+    ``model_options.adapters.poet``."""
+    return 2 if key == "sampling" else float("inf") if key in NODES else 1

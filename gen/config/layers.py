@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gen.config.canonical import flat, nested, sampling_fields, with_params
+from gen.config.canonical import flat, merged, nested, sampling_fields, with_params
 from gen.config.data_sets import check_options
 from gen.config.inputs import inline_rows
 from gen.config.keys import (
@@ -197,10 +197,15 @@ def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[st
         return keys, parsed
     if inner[0] == "sweep":
         return keys, parsed
-    if inner[0] not in DEFAULTS or len(inner) > depth_of(inner[0]):
+    if inner[0] not in DEFAULTS:
         hint = " (a key of the whole run)" if inner[0] in FOLDER_KEYS else ""
         raise unknown(
-            f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {shown(text)}"
+            f"key{hint}", inner[0], (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {shown(text)}"
+        )
+    if len(inner) > (depth := depth_of(inner[0])):
+        parent = ".".join(inner[: int(depth)])
+        raise GenError(
+            f"{parent} has no keys of its own (override {shown(text)}); expected {parent}=value"
         )
     return keys, parsed
 
@@ -263,4 +268,4 @@ def _merged_node(
             if param not in sampling_fields():
                 raise unknown("sampling parameter", param, sampling_fields(), location)
             locations[f"sampling.{param}"] = location
-    return {**below, **value}
+    return merged(below, value)

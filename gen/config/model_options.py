@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import nested, plain
 from gen.config.yaml_text import load_yaml
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_type, bad_value
 
 LOADED = (
     "modality",
@@ -27,7 +28,8 @@ def checked_options(options: Mapping[str, Any], name: str, where: str) -> dict[s
         where: file or flag that they came from.
 
     Raises:
-        GenError: a token, which is a secret, or a key that stands beside the options.
+        GenError: a token, which is a secret, a key that stands beside the options, or adapters
+            that are no folders.
     """
     if not isinstance(options.get("token", True), bool):
         raise GenError(
@@ -36,7 +38,24 @@ def checked_options(options: Mapping[str, Any], name: str, where: str) -> dict[s
         )
     if own := [k for k in options if k in LOADED]:
         raise GenError(f"{name}.{own[0]} is given in {where}; expected {own[0]} outside {name}")
+    try:
+        adapter_folders(options.get("adapters"))
+    except GenError as error:
+        raise GenError(f"{name}.{error} ({where})") from None
     return plain(options)
+
+
+def adapter_folders(adapters: Any) -> str | dict[str, str] | None:
+    """Return the folder or hub id of an adapter, or several by name. Raises ``WrongType`` for
+    anything else."""
+    named = adapters if isinstance(adapters, Mapping) and adapters else {"": adapters}
+    if adapters is not None and not all(
+        isinstance(k, str) and isinstance(v, (str, Path)) and str(v) for k, v in named.items()
+    ):
+        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or folders by name")
+    if isinstance(adapters, Mapping):
+        return {k: str(v) for k, v in adapters.items()}
+    return None if adapters is None else str(adapters)
 
 
 def read_options(texts: Sequence[str], flag: str) -> dict[str, Any]:

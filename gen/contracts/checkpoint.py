@@ -528,15 +528,16 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
     reasons = {
         "variant": "its weights have names of their own",
         "device_map": "models of this family run on one device",
-        "attn_implementation": "its attention is gen's own",
+        "attn_implementation": "its attention is gen's own, which has one implementation",
     }
     for key, value in given.items():
         if value is not None and key not in cls.takes:
             table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
             taking = sorted(name for name, other in table.items() if key in other.takes)
+            own = "" if key == "variant" else ", and the models that come with gen"
             raise GenError(
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
-                f" Families that take it: {', '.join(taking)}"
+                f" Families that take it: {', '.join(taking)}{own}"
             )
     positions = set(how.device_map.values()) if isinstance(how.device_map, Mapping) else set()
     if positions == {"disk"} and not cls.runs_from_disk:

@@ -56,7 +56,7 @@ def with_window(
         overrides: what its rows override; rows with other overrides have a window of their own.
         pipe: pipeline of the entry.
         plans: planned items to measure with, at least one.
-        progress: is told what was measured.
+        progress: is told what could not be measured.
     """
     text = json.dumps(overrides, sort_keys=True, ensure_ascii=False)
     mark = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if overrides else ""
@@ -71,7 +71,6 @@ def with_window(
                     return entry
                 with writing(path):
                     create(path, json.dumps(found).encode() + b"\n")
-                progress.note(f"window auto of jobs.{number} is {found['window']}, see {path}")
     window = json.loads(path.read_text())["window"]
     return replace(entry, sampler={**entry.sampler, "window": window})
 

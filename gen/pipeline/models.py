@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from gen.config.model_options import adapter_folders
 from gen.contracts.checkpoint import (
     OF_EVERY_FAMILY,
     PASSES,
@@ -60,19 +61,6 @@ def _check_types(modality: Any, model: Any, compile: Any) -> None:
         raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
     if not isinstance(compile, bool):
         raise bad_value("compile", compile, "true or false")
-
-
-def _adapter_folders(adapters: Any) -> str | dict[str, str] | None:
-    """Return the folder or hub id of an adapter, or several by name. Raises ``WrongType`` for
-    anything else."""
-    named = adapters if isinstance(adapters, Mapping) and adapters else {"": adapters}
-    if adapters is not None and not all(
-        isinstance(k, str) and isinstance(v, (str, Path)) and str(v) for k, v in named.items()
-    ):
-        raise bad_type("adapters", adapters, "the folder of a LoRA adapter, or folders by name")
-    if isinstance(adapters, Mapping):
-        return {k: str(v) for k, v in adapters.items()}
-    return None if adapters is None else str(adapters)
 
 
 def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
@@ -139,7 +127,7 @@ class ModalityModels:
             hub,
             **placement,
             quantization=Quantization.of(quantization),
-            adapters=_adapter_folders(adapters),
+            adapters=adapter_folders(adapters),
         )
         self._choose_dtype(dtype or "float32")
         self.compile = compile

@@ -24,7 +24,7 @@ from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
-from gen.models.load.locate import ZOO, config_field, model_kind, quiet
+from gen.models.load.locate import ZOO, config_field, model_kind, save_model
 from gen.models.load.reads import ENDINGS, TEXTS
 from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
@@ -81,8 +81,7 @@ def _save_own(
     """Write a model of gen's own architectures from memory, and copy what lies beside it."""
     source = pipe.files(name).path
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
-    with quiet():
-        model.save_pretrained(work / source.name, max_shard_size=max_shard_size)
+    save_model(model, work / source.name, max_shard_size=max_shard_size)
     kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
     protocols, _ = pipe.serves(name)

@@ -18,7 +18,7 @@ from gen.core.errors import GenError, bad_value
 from gen.media.containers import require_package
 from gen.modalities.grid_base import GridModality
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.locate import locate, quiet, read_config, readable, zoo
+from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.grid_models import (
     Run,
@@ -223,8 +223,7 @@ class GridTask(Task):
         return (blocks if chosen else whole)(forward, batch)[0]
 
     def save(self, folder: Path) -> None:
-        with quiet():
-            self.model.save_pretrained(folder)
+        save_model(self.model, folder)
         if self._frontend_name() == FRONTEND:
             source = locate(self.data.encoder.name, "frontend")
             shutil.copytree(source, folder.parent / FRONTEND, dirs_exist_ok=True)
@@ -290,9 +289,8 @@ class LanguageTask(Task):
         model = self.model
         if self.config.lora is not None:
             model = model.merge_and_unload()
-        with quiet():
-            model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+        save_model(model, folder)
+        self.tokenizer.save_pretrained(folder)
 
 
 def adapted(model: nn.Module, lora: LoRA) -> Any:

@@ -25,7 +25,7 @@ from gen.modalities.audio import balls, captions, prompts
 from gen.modalities.audio.captions import COLOURS, PITCHES, Ball, Caption
 from gen.modalities.audio.states import ROWS, caption_states
 from gen.models.load.digest import digest_of
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, save_model
 from gen.models.nets.grid_states import GridStatesConfig, GridStatesForCausalLM
 from gen.models.zoo import load_lm
 from gen.recipes.audio.evaluation import SEED, sound_figures
@@ -150,7 +150,7 @@ def train_sounds(
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 @dataclass(frozen=True, kw_only=True)

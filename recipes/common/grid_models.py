@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.models.load.libraries import transformers
+from gen.models.load.locate import save_model
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.train import TrainConfig, fast_bfloat16, fit_average
 
@@ -283,7 +284,7 @@ def train_lm(
         out=out,
         log=log,
     )
-    model.save_pretrained(out / "model")
+    save_model(model, out / "model")
 
 
 def export_lm(
@@ -302,7 +303,7 @@ def export_lm(
     model.config.frontend, model.config.codebook_digest = frontend, digest
     if counts is not None:
         model.config.code_counts = counts.tolist()
-    model.save_pretrained(dest)
+    save_model(model, dest)
 
 
 def tidy(zoo: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.load.locate import zoo
+from gen.models.load.locate import save_model, zoo
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch
 from gen.samplers.causal.drafters.trained import DrafterFacts
@@ -102,7 +102,7 @@ class Autoregressive(Kind):
         # the drafter drafts with its conditional branch alone
         facts = DrafterFacts.of(self.name, self.teacher.target, net={"guidance_scale": 1.0})
         small.config.drafter = asdict(facts)
-        small.save_pretrained(folder)
+        save_model(small, folder)
 
     def sampler(self, folder: Path) -> dict[str, Any]:
         return {"name": "speculative", "draft_model": str(folder)}

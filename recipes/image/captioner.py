@@ -22,7 +22,7 @@ from torch import Tensor
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.reading import IMAGE_POSITIONS, IMAGE_SLOTS, IMAGE_WORDS, ordered
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, save_model
 from gen.models.nets.grid_reader import GridReaderConfig, GridReaderForCausalLM
 from gen.recipes.common.data import training_conditions
 from gen.recipes.common.grid_models import WEIGHTS, Run, Shape, causal_loss, sizes_of, tidy
@@ -113,7 +113,7 @@ class CaptionRecipe(Recipe):
         loss, out = causal_loss(caption_shape()), self.work / "captions"
         batches = described(run.batch, run.seed)
         fit_average(model, batches, loss, config, out=out, log=self.log)
-        model.save_pretrained(out / "model")
+        save_model(model, out / "model")
 
     def export(self) -> None:
         """Write the half-precision model and its words."""
@@ -123,7 +123,7 @@ class CaptionRecipe(Recipe):
         model.config.frontend = CAPTIONER_WORDS
         model.config.codebook_digest = codebook_digest(words.fingerprint)
         model.config.reads, model.config.media_frontend = ["images"], "image-vq"
-        model.save_pretrained(self.zoo / CAPTIONER)
+        save_model(model, self.zoo / CAPTIONER)
         tidy(self.zoo)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
-from gen.models.load.locate import locate
+from gen.models.load.locate import locate, save_model
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
 from gen.recipes.common.data import encode_dataset
@@ -126,7 +126,7 @@ def train_kl(work: Path, plan: LatentsPlan, log=print) -> None:
             ]
         )
     model.register_to_config(scaling_factor=float(1 / z.std()), patch_size=PATCH)
-    model.save_pretrained(work / "kl" / "model")
+    save_model(model, work / "kl" / "model")
 
 
 def make_latents(work: Path, plan: LatentsPlan, log=print) -> None:
@@ -276,7 +276,7 @@ def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 class LatentsRecipe(Recipe):
@@ -298,7 +298,7 @@ class LatentsRecipe(Recipe):
     def export(self) -> None:
         """Write half-precision weights of the autoencoder and of the models, which name it."""
         kl = AutoencoderKL.from_pretrained(self.work / "kl" / "model").half()
-        kl.save_pretrained(self.zoo / "image-kl")
+        save_model(kl, self.zoo / "image-kl")
         digest = codebook_digest(KL(kl).fingerprint)
         for name, folder in (
             ("causal", "image-causal-latents"),
@@ -308,7 +308,7 @@ class LatentsRecipe(Recipe):
             model = GridLatentModel.from_pretrained(self.work / name / "model").half()
             model.config.frontend = "image-kl"
             model.config.codebook_digest = digest
-            model.save_pretrained(self.zoo / folder)
+            save_model(model, self.zoo / folder)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

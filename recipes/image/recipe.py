@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
+from gen.models.load.locate import save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
 from gen.recipes.common.grid_models import Run, Shape
@@ -138,7 +139,7 @@ def train_vq(work: Path, plan: ImagePlan, log=print) -> None:
         on_step=lambda step, m: chain.on_step(step),
         log=log,
     )
-    model.save_pretrained(work / "vq" / "model")
+    save_model(model, work / "vq" / "model")
 
 
 def make_tokens(work: Path, plan: ImagePlan, log=print) -> None:
@@ -188,7 +189,7 @@ class ImageRecipe(GridRecipe):
     def export(self) -> None:
         """Write half-precision weights of the VQ and of the models, which name its codebook."""
         vq = VQModel.from_pretrained(self.work / "vq" / "model").half()
-        vq.save_pretrained(self.zoo / self.frontend)
+        save_model(vq, self.zoo / self.frontend)
         self.export_models(codebook_digest(vq.quantize.embedding.weight))
 
     def evaluate(self) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
-from gen.models.load.locate import locate
+from gen.models.load.locate import locate, save_model
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.models.nets.grid_scales import GridScalesConfig, GridScalesModel
 from gen.models.nets.scale_vq import ScaleVQModel
@@ -222,7 +222,7 @@ def train_vq(work: Path, plan: ScalesPlan, log=print) -> None:
         on_step=lambda step, m: codebook.on_step(step),
         log=log,
     )
-    model.save_pretrained(work / "vq" / "model")
+    save_model(model, work / "vq" / "model")
 
 
 def make_tokens(work: Path, plan: ScalesPlan, log=print) -> None:
@@ -363,7 +363,7 @@ def train_model(work: Path, plan: ScalesPlan, name: str, log=print) -> None:
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 class ScalesRecipe(Recipe):
@@ -383,12 +383,12 @@ class ScalesRecipe(Recipe):
     def export(self) -> None:
         """Write half-precision weights of the tokenizer and of the models, which name it."""
         vq = ScaleVQModel.from_pretrained(self.work / "vq" / "model").half()
-        vq.save_pretrained(self.zoo / "image-scales-vq")
+        save_model(vq, self.zoo / "image-scales-vq")
         digest = codebook_digest(vq.quantize.embedding.weight)
         for name, folder in MODELS.items():
             model = GridScalesModel.from_pretrained(self.work / name / "model").half()
             model.config.frontend, model.config.codebook_digest = "image-scales-vq", digest
-            model.save_pretrained(self.zoo / folder)
+            save_model(model, self.zoo / folder)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

@@ -40,6 +40,7 @@ from gen.modalities.motion import captions as moves
 from gen.modalities.motion import checker as moves_check
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import PARTS, MotionModality, placed
+from gen.models.load.locate import save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.data import drop_mask
 from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
@@ -203,7 +204,7 @@ def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None
         on_step=on_step,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 def make_tokens(work: Path, plan: MotionPlan, log=print) -> None:
@@ -310,7 +311,7 @@ class MotionRecipe(GridRecipe):
 
     def _export_vq(self, name: str) -> MotionVQVAE:
         model = MotionVQVAE.from_pretrained(self.work / name / "model").half()
-        model.save_pretrained(self.zoo / f"motion-{name}")
+        save_model(model, self.zoo / f"motion-{name}")
         return model
 
     def world(self) -> World:

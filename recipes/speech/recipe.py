@@ -27,6 +27,7 @@ from transformers.audio_utils import mel_filter_bank
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.speech import checker as spoken_check
 from gen.modalities.speech import synth as spoken
+from gen.models.load.locate import save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
 from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
@@ -236,7 +237,7 @@ def train_codec(work: Path, plan: SpeechPlan, log=print) -> None:
         on_step=lambda step, m: [c.on_step(step) for c in chains],
         log=log,
     )
-    model.finish().save_pretrained(work / "codec" / "model")
+    save_model(model.finish(), work / "codec" / "model")
 
 
 def train_decoder(work: Path, plan: SpeechPlan, log=print) -> None:
@@ -259,7 +260,7 @@ def train_decoder(work: Path, plan: SpeechPlan, log=print) -> None:
         out=work / "decoder",
         log=log,
     )
-    codec.save_pretrained(work / "decoder" / "model")
+    save_model(codec, work / "decoder" / "model")
 
 
 def make_tokens(work: Path, plan: SpeechPlan, log=print) -> None:
@@ -331,7 +332,7 @@ class SpeechRecipe(GridRecipe):
     def export(self) -> None:
         """Write half-precision weights of the codec and of the models, which name its codebook."""
         codec = MimiModel.from_pretrained(self.work / "decoder" / "model").half()
-        codec.save_pretrained(self.zoo / self.frontend)
+        save_model(codec, self.zoo / self.frontend)
         self.export_models(codebook_digest(Mimi(codec).fingerprint))
 
     def world(self) -> World:

@@ -35,7 +35,7 @@ from gen.modalities.speech import translation as spoken
 from gen.modalities.speech.modality import CODEC, TRANSLATION, TRANSLATION_TOKENS
 from gen.modalities.speech.phones import SpokenPhones
 from gen.modalities.text import translation as words
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, save_model
 from gen.models.nets.lattice import best_alignment, glance, lattice_loss, matches
 from gen.models.nets.speech_dag import STRATEGIES, SpeechDagConfig, SpeechDagModel
 from gen.recipes.common.grid_models import tidy
@@ -291,7 +291,7 @@ def train(work: Path, plan: SpeechDagPlan, name: str, log: Callable = print) -> 
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 class SpeechTranslationRecipe(Recipe):
@@ -323,7 +323,7 @@ class SpeechTranslationRecipe(Recipe):
         model.config.codebook_digest = codebook_digest(phones.fingerprint)
         codec = Mimi.from_pretrained(ZOO / CODEC)
         model.config.source_digest = codebook_digest(codec.fingerprint)
-        model.save_pretrained(self.zoo / TRANSLATION)
+        save_model(model, self.zoo / TRANSLATION)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.text import translation
 from gen.modalities.text.modality import GRAPH_WORDS
+from gen.models.load.locate import save_model
 from gen.models.nets.dag import DagConfig, DagModel
 from gen.models.nets.lattice import (
     best_alignment,
@@ -213,7 +214,7 @@ def train(work: Path, plan: DagPlan, name: str, log: Callable = print) -> None:
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 class DagRecipe(Recipe):
@@ -237,7 +238,7 @@ class DagRecipe(Recipe):
         model = DagModel.from_pretrained(self.work / "dag" / "model").half()
         model.config.frontend = GRAPH_WORDS
         model.config.codebook_digest = codebook_digest(words.fingerprint)
-        model.save_pretrained(self.zoo / "text-dag")
+        save_model(model, self.zoo / "text-dag")
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

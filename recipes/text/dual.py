@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.modalities.text import tasks as text_tasks
-from gen.models.load.locate import zoo
+from gen.models.load.locate import save_model, zoo
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import WEIGHTS, Shape, tidy, token_batches
@@ -229,7 +229,8 @@ class DualRecipe(Recipe):
             out=self.work / "dual",
             log=self.log,
         )
-        model.half().save_pretrained(self.zoo / TRAINED)
+        model.config.trained_at_mask = True
+        save_model(model.half(), self.zoo / TRAINED)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo / TRAINED}")
 

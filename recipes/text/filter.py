@@ -35,6 +35,7 @@ from torch import Tensor
 from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
+from gen.models.load.locate import save_model
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.common.recipe import Recipe
@@ -271,7 +272,7 @@ class FilterRecipe(Recipe):
         """Train the filter on the traces and write it to ``zoo``."""
         traces = Traces(**torch.load(self.work / "filter-traces.pt", weights_only=True))
         model = trained(traces, PositionFilter().radius, self.plan, self.work / "filter", self.log)
-        model.save_pretrained(self.zoo / FILTER)
+        save_model(model, self.zoo / FILTER)
         self.log(f"wrote {self.zoo / FILTER}")
 
     def evaluate(self) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gen.core.stats import Stats
 from gen.modalities.text import tasks as text_tasks
-from gen.models.load.locate import locate, quiet
+from gen.models.load.locate import locate, quiet, save_model
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import causal_loss
@@ -96,8 +96,7 @@ def hyperfit(work: Path, plan: Plan, log: Any = print) -> dict[str, float]:
     )
     fit(model, batches(codes, slots, plan.batch), loss, config, out=work, log=log)
     after = on_all()
-    with quiet():
-        model.save_pretrained(work / "model")
+    save_model(model, work / "model")
     return {"before": before, "after": after}
 
 

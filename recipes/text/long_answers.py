@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.models.load.locate import quiet
+from gen.models.load.locate import save_model
 from gen.models.nets.grid import GridLlamaForCausalLM
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import Run, Shape, new_lm
@@ -181,8 +181,7 @@ def train_model(work: Path, plan: Plan, log: Any = print) -> None:
 
 def save(model: nn.Module, folder: Path) -> None:
     """Write the model in half precision, as those of the package."""
-    with quiet():
-        model.half().save_pretrained(folder)
+    save_model(model.half(), folder)
 
 
 def pipeline(work: Path) -> Pipeline:

@@ -31,6 +31,7 @@ from transformers.models.emu3.modeling_emu3 import (
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.video import captions as moving
 from gen.modalities.video import checker as moving_check
+from gen.models.load.locate import save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
 from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
@@ -231,7 +232,7 @@ def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
         on_step=lambda step, m: chain.on_step(step),
         log=log,
     )
-    model.save_pretrained(work / "vq" / "model")
+    save_model(model, work / "vq" / "model")
 
 
 def make_tokens(work: Path, plan: VideoPlan, log=print) -> None:
@@ -310,7 +311,7 @@ class VideoRecipe(GridRecipe):
     def export(self) -> None:
         """Write half-precision weights of the VQ and of the models, which name its codebook."""
         vq = Emu3VQVAE.from_pretrained(self.work / "vq" / "model").half()
-        vq.save_pretrained(self.zoo / self.frontend)
+        save_model(vq, self.zoo / self.frontend)
         self.export_models(codebook_digest(vq.quantize.embedding.weight))
 
     def world(self) -> World:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.modalities.world import board
+from gen.models.load.locate import save_model
 from gen.models.nets.frames import FrameConfig, FrameModel, to_positions
 from gen.models.nets.shortcut import noised, shortcut_target
 from gen.recipes.common.grid_models import tidy
@@ -255,7 +256,7 @@ def train(work: Path, plan: WorldPlan, name: str, log: Callable = print) -> None
         out=work / name,
         log=log,
     )
-    model.save_pretrained(work / name / "model")
+    save_model(model, work / name / "model")
 
 
 class WorldRecipe(Recipe):
@@ -279,7 +280,7 @@ class WorldRecipe(Recipe):
         """Write half-precision weights."""
         model = FrameModel.from_pretrained(self.work / "pushes" / "model").half()
         model.config.palette = board.COLOURS.tolist()
-        model.save_pretrained(self.zoo / NAME)
+        save_model(model, self.zoo / NAME)
         tidy(self.zoo)
         self.log(f"wrote {self.zoo}")
 

@@ -38,13 +38,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import GenError
 from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.params import check_field, integer, number
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.one_pass import require_plain_history
+from gen.samplers.causal.drafters.one_pass import learned_mask, require_plain_history
 from gen.samplers.engine.causal_loop import RAW_LOGPROBS, CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.host import to_device
@@ -199,13 +198,7 @@ class MaskedWindowSampler(CausalSampler):
 
     def make_drafter(self, target, draft):
         require_plain_history(target, "sampler masked_window")
-        mask = target.space.mask_token_id
-        if mask is None:
-            raise GenError(
-                "sampler masked_window needs a causal model with a mask token, and"
-                f" {target.name or 'this model'} has none; expected one that was trained to be"
-                " causal and masked at once (gen.recipes.text.dual)"
-            )
+        mask = learned_mask(target, "sampler masked_window", target.space.mask_token_id)
         return MaskedWindow(
             target, mask, self.window, self.entropy_threshold, self.position_penalty
         )

@@ -50,6 +50,7 @@ class _AfterPrefill(LengthPolicy):
 
     def __init__(self, policy: LengthPolicy, positions: int):
         self.policy, self.positions = policy, positions
+        self.stops_early = policy.stops_early
         self.left = np.full_like(policy.lengths, positions)
 
     @property

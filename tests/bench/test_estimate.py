@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from host_waits import ACCELERATOR, HostWaits
 
 import gen
 from gen.__main__ import main
 from gen.bench.estimate.cost import Estimator
 from gen.bench.estimate.count import Kernel, Meter
 from gen.bench.estimate.devices import DEVICES, Device, find_device, interpolated, write_device
+from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.bench.estimate.machine import ROWS, measure_machine
 from gen.bench.estimate.record import Pass, count_pass, record
 from gen.core.errors import GenError
@@ -38,20 +39,25 @@ SAMPLERS = {
 
 
 @pytest.fixture(scope="module")
-def recordings():
+def batch():
     pipe = gen.load("action", device="cpu")
-    items = pipe.plan(pipe.modality.example_prompts(2, 0), 1, 0)
+    return pipe, pipe.plan(pipe.modality.example_prompts(2, 0), 1, 0)
+
+
+@pytest.fixture(scope="module")
+def recordings(batch):
+    pipe, items = batch
     return {name: recorded(pipe, spec, items) for name, spec in SAMPLERS.items()}
 
 
-def recorded(pipe, spec, items):
+def recorded(pipe, spec, items, accelerator=False):
     usual, sampling = pipe.defaults.complete(spec["name"], {})
-    return record(pipe, {**usual, **spec}, sampling, items)
+    return record(pipe, {**usual, **spec}, sampling, items, accelerator)
 
 
 def test_a_product_and_a_sum_are_counted_by_hand():
     x, weight = torch.ones(3, 5), torch.ones(7, 5)
-    with Meter() as meter:
+    with HostWaits() as host, Meter() as meter:
         y = F.linear(x, weight)
         y.t().view(7, 3)  # views
         y.add_(1)
@@ -59,7 +65,7 @@ def test_a_product_and_a_sum_are_counted_by_hand():
         y[y > 0]
     assert meter.kernels[Kernel("matmul", 3, 4 * (15 + 35 + 21), 2 * 3 * 5 * 7)] == 1
     assert meter.kernels[Kernel("other", 0, 4 * (21 + 21), 0)] >= 1
-    assert meter.waits["_local_scalar_dense"] == 1 and sum(meter.waits.values()) == 2
+    assert host.waits == ["_local_scalar_dense", "index"] and host.synchronisations == 2
     with Meter() as other:
         y.t()
     assert not other.kernels
@@ -102,6 +108,38 @@ def test_costs_grow_with_size_and_passes_do_not(recordings):
         assert bound * 0.97 < cost.memory + cost.compute < 1.5 * bound
     assert costs[0].loop == costs[1].loop == costs[2].loop > 0
     assert costs[0].memory < costs[1].memory < costs[2].memory
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_accelerator_is_charged_for_its_own_loop(batch, recordings, name):
+    """As many rounds as on a CPU, the waits that the guard below counts per round, and the kernels
+    of what numpy does on a CPU."""
+    plain, other = recordings[name], recorded(batch[0], SAMPLERS[name], batch[1], accelerator=True)
+    assert (other.nfe, other.tokens, other.rounds) == (plain.nfe, plain.tokens, plain.rounds)
+    assert (plain.waits, plain.uploads) == (0, 0)  # nobody waits for a CPU
+    rounds = [w for waits in waits_by_round(SAMPLERS[name]) for w in waits if w != "numpy"]
+    around = 16  # before the first pass, and decoding the media
+    assert len(rounds) <= other.waits <= len(rounds) + around
+    assert other.rounds <= other.waits and sum(other.loop.values()) > sum(plain.loop.values())
+
+
+def test_each_wait_of_an_accelerator_costs_a_launch(batch, monkeypatch):
+    pipe, items = batch
+    estimator, spec = Estimator(DEVICES["h200"], "bfloat16"), SAMPLERS["autoregressive"]
+    one = recorded(pipe, spec, items, accelerator=True)
+    cost = estimator.cost(one, {})
+    free = estimator.cost(replace(one, waits=0, uploads=0), {})
+    spent = (one.waits + one.uploads) * estimator.device.launch / one.items
+    assert cost.loop - free.loop == pytest.approx(spent) and cost.memory == free.memory
+
+    plain = CounterRNG.categorical  # control: a loop that asks for a value at every draw
+
+    def slow(self, logprobs, *args, **more):
+        float(logprobs.max())
+        return plain(self, logprobs, *args, **more)
+
+    monkeypatch.setattr(CounterRNG, "categorical", slow)
+    assert recorded(pipe, spec, items, accelerator=True).waits >= one.waits + one.rounds
 
 
 def test_rates_are_interpolated_and_looked_up():

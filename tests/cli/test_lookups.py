@@ -51,6 +51,12 @@ def test_a_parameter_is_looked_up_by_the_name_of_its_sampler_or_preset(capsys):
     assert "fingerprint" in gen(capsys, "show", "image/sjd")[1]
 
 
+def test_show_says_what_a_modality_is_and_where_it_looked(capsys):
+    code, _, err = gen(capsys, "show", "image")
+    assert code == 2 and "image is a modality; expected a config such as image/" in err
+    assert "in the working directory and those of gen ls. " in gen(capsys, "show", "imag")[2]
+
+
 def test_ls_without_a_kind_lists_the_kinds(capsys):
     code, out, _ = gen(capsys, "ls")
     assert code == 0 and {"samplers", "presets", "configs", "models"} <= set(out.split())

@@ -222,6 +222,38 @@ def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
     )
 
 
+def test_an_override_reaches_one_of_several_adapters():
+    """As OmegaConf merges: the others stay, at any depth."""
+    named = {"adapters": {"critic": "a", "poet": "b"}, "height": 8}
+    jobs = [{}, {"seed": 1}]
+    keys = {"model": "m", "model_options": named, "jobs": jobs}
+    for text in ("model_options.adapters.poet=c", "model_options={adapters: {poet: c}}"):
+        for entry in job(text, **keys).entries:
+            options = entry.model_options
+            assert options == {"adapters": {"critic": "a", "poet": "c"}, "height": 8}
+    first, second = job("jobs.1.model_options.adapters.poet=c", **keys).entries
+    assert (first.model_options, second.model_options["adapters"]["poet"]) == (named, "c")
+    (alone,) = job("model_options.adapters.poet=c", model="m").entries
+    assert alone.model_options == {"adapters": {"poet": "c"}}
+    (one,) = job("model_options.adapters=c", model="m", model_options=named).entries
+    assert one.model_options["adapters"] == "c"
+
+
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("model_optoins.adapters.poet=c", "Did you mean 'model_options'?"),
+        ("sampling.temperature.x=1", "sampling.temperature has no keys of its own"),
+        ("seed.x=1", "seed has no keys of its own"),
+        ("model_options.adapters.poet.x=c", "the folder of a LoRA adapter, or folders by name"),
+        ("model_options.adapters.poet=3", "the folder of a LoRA adapter, or folders by name"),
+    ],
+)
+def test_a_key_too_deep_or_misspelt_is_refused_with_its_override(override, said):
+    message = refusal(override, model="m")
+    assert said in message and override in message
+
+
 def test_entries_may_not_have_a_folder_of_their_own():
     assert "out" in refusal(jobs=[{"out": "x"}])
 

@@ -71,6 +71,7 @@ def test_a_keyword_of_from_pretrained_is_honoured_or_refused_by_name(family, cas
         else:
             said = refusal(case, **{key: value})
             assert f"got the {key}" in said and "Families that take it: " in said
+            assert (", and the models that come with gen" in said) == (key != "variant")
     assert "no weights of the variant 'fp16'" in refusal(case, variant="fp16") or (
         "expected no variant" in refusal(case, variant="fp16")
     )

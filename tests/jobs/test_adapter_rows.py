@@ -87,6 +87,15 @@ def test_rows_choose_their_adapters_in_one_batch(case, kind, tmp_path):
     assert set(case[1].values()) < set(plan["weights"])
 
 
+def test_an_override_names_an_adapter(case, tmp_path, capsys):
+    made, folders = case
+    tree = tree_of(case, tmp_path / "out", prompts=listed(CHOSEN))
+    tree["model_options"] = {**made.options, "adapters": {"short": folders["short"]}}
+    assert ran(tree, tmp_path) == 2 and "unknown adapter 'poet'" in capsys.readouterr().err
+    assert ran(tree, tmp_path, f"model_options.adapters.poet={folders['poet']}") == 0
+    assert tokens_in(tmp_path / "out") == wanted(case).tokens.tolist()
+
+
 def test_another_choice_is_another_job_and_a_sidecar_makes_its_item_again(case, tmp_path, capsys):
     out = tmp_path / "out"
     tree = tree_of(case, out, prompts=listed(CHOSEN))

@@ -130,6 +130,18 @@ def test_slow_items_show_the_tokens_meanwhile(lines):
     assert said()[1:] == ["gen: 0/3 items, ar, 90/4096 tokens, 2 items at once"]
 
 
+def test_one_item_is_no_items(lines):
+    progress, clock, said = lines
+    progress.start(1)
+    progress.batch("ar", 1)
+    clock.now += 31
+    progress.step({"step": 9, "done": 90, "total": 4096})
+    progress.items(1)
+    _, slow, last = said()
+    assert slow == "gen: 0/1 item, ar, 90/4096 tokens, 1 item at once"
+    assert last.startswith("gen: 1/1 item, ar, ")
+
+
 def test_notes_are_one_plain_line(lines):
     progress, _, said = lines
     progress.note("failed:\n\x1b[2J boom\r")

@@ -11,6 +11,7 @@ import pytest
 import gen
 from gen.config.job import make_job
 from gen.jobs import windows
+from gen.jobs.progress.report import Lines
 from gen.jobs.run import run_job
 from gen.store.ledger import RUNTIME, WINDOWS, read_plan, read_rows
 
@@ -62,6 +63,15 @@ def test_a_resumed_job_has_the_window_that_it_began_with(prompts, tmp_path, monk
     assert kept["window"] == 4
     row = next(iter(results(tmp_path / "cut").values()))
     assert "auto" not in json.dumps(row), "a row says with which window it was made"
+
+
+def test_a_measured_window_is_kept_and_not_announced(prompts, tmp_path, monkeypatch, capsys):
+    """It stands in the folder and in every row: numbers of entries say nothing to a reader."""
+    choose(monkeypatch, 4)
+    run_job(job(tmp_path / "out", SJD, num_samples=1), progress=Lines())
+    said = capsys.readouterr().err
+    assert "window" not in said and "jobs." not in said
+    assert "forward passes/item" in said  # control: the rest is said
 
 
 def test_control_without_the_file_the_rows_are_others(prompts, tmp_path, monkeypatch):

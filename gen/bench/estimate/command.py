@@ -67,7 +67,9 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     for size in sizes:
         taken = _measured(pipe, items[:size], variants, args) if args.measured else {}
         for variant in variants:
-            recording = record(pipe, variant.spec, variant.sampling, items[:size])
+            recording = record(
+                pipe, variant.spec, variant.sampling, items[:size], accelerator=not device.threads
+            )
             for name, larger in configs.items():
                 row = _row(name, variant, recording, estimator.cost(recording, larger))
                 rows.append({**row, "batch_size": size, "measured": taken.get(variant.label)})
@@ -159,7 +161,8 @@ def _row(size: str, variant: Variant, recording: Recording, cost: Cost) -> dict[
         "tokens": tokens,
         "seconds": cost.seconds,
         "cost": asdict(cost),
-        "waits": dict(recording.waits),
+        "waits": recording.waits,
+        "uploads": recording.uploads,
     }
 
 

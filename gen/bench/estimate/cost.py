@@ -4,7 +4,8 @@
 
 A batch takes the sum over its kernels: those of the forward passes at the size in question, and
 those of the loop, which are the same at any size. Kernels run one after the other, launches are not
-hidden behind them, and each synchronisation on an accelerator costs one launch more.
+hidden behind them, and each synchronisation with an accelerator, and each copy to it, costs one
+launch more.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ class Estimator:
             else:
                 draft += count * sum(parts)
         loop = sum(self._sum(recording.loop, "float32"))
-        if not self.device.threads:
-            loop += sum(recording.waits.values()) * self.device.launch
+        loop += (recording.waits + recording.uploads) * self.device.launch
         n = recording.items
         return Cost(*(part / n for part in sums), draft / n, loop / n)
 
@@ -80,10 +80,10 @@ class Estimator:
     ) -> tuple[float, ...]:
         """Interpolate the cost of a pass between those with the fewest and the most keys.
 
-        Bytes and FLOPs are linear in the number of keys. An accelerator reads all slots.
+        Bytes and FLOPs are linear in the number of keys.
         """
         ends = [self._pass(config, one._replace(keys=keys)) for keys in (low, high)]
-        share = (one.keys - low) / (high - low) if high > low and self.device.threads else 1.0
+        share = (one.keys - low) / (high - low) if high > low else 1.0
         return tuple(a + share * (b - a) for a, b in zip(*ends, strict=True))
 
     def _pass(self, config: Mapping[str, Any], one: Pass) -> tuple[float, float, float]:

@@ -1,14 +1,12 @@
-"""Count kernels, bytes, FLOPs and synchronisations of what runs inside, on any device or on none.
+"""Count kernels, bytes and FLOPs of what runs inside, on any device or on none.
 
     with Meter() as meter:
         ...
     meter.kernels      Counter of ``Kernel``
-    meter.waits        values of tensors that the host asked for, by name
 
 Views are not kernels. A kernel reads its tensors and writes its results once; look-ups read what
 they return. Attention is one kernel, whatever the backend does: masks, scores and weights stay in
-the fused kernels of CPU and GPU. Synchronisations are counted as the loop on a CPU makes them; on
-an accelerator it makes fewer. ``fused``: norms are one kernel, as on a GPU.
+the fused kernels of CPU and GPU. ``fused``: norms are one kernel, as on a GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-READS = {"numpy", "tolist", "__array__", "cpu"}  # of a tensor on a CPU these take no operator
-SIZED = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
 FREE = {"empty", "empty_strided", "empty_like", "new_empty", "_unsafe_view", "lift_fresh"}
 LOOKUPS = {"embedding", "gather", "index_select", "index"}
 STORES = {"index_put_", "_index_put_impl_", "index_put", "scatter_", "index_copy_"}
@@ -56,7 +52,6 @@ class Meter(TorchFunctionMode):
         super().__init__()
         self.fused = fused
         self.kernels: Counter[Kernel] = Counter()
-        self.waits: Counter[str] = Counter()
         self.keys = 0  # of the last attention
         self._below, self._paused = _Operators(self), False
 
@@ -90,13 +85,10 @@ class Meter(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")  # slots of a foreign class
         if func is F.scaled_dot_product_attention:
             return self._attend(func, args, kwargs)
         if func is torch.rms_norm and self.fused:
             return self._normalise(func, args, kwargs)
-        if name in READS and not self._paused:
-            self.waits[name] += 1
         return func(*args, **kwargs)
 
     def _attend(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
@@ -128,9 +120,6 @@ class Meter(TorchFunctionMode):
         name = func.overloadpacket.__name__
         inputs, outputs = tree_leaves((args, kwargs)), tree_leaves(out)
         tensors = [x for x in inputs if isinstance(x, Tensor)]
-        by_mask = name in LOOKUPS | STORES and any(x.dtype == torch.bool for x in tensors[1:])
-        if not self._paused and (name in SIZED or by_mask):
-            self.waits[name] += 1
         if name in FREE or name == "_local_scalar_dense" or _is_view(func):
             return
         count = flop_registry.get(func.overloadpacket)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gen.bench.estimate.count import Kernel, Meter
+from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.core.errors import GenError
 from gen.models.adapters.fast_llama import LeanLlama, attention
 from gen.models.adapters.language_models import LanguageModel
@@ -48,7 +50,8 @@ class Recording:
         tokens: tokens of all items.
         passes: how often each forward pass ran, draft models included.
         loop: kernels outside of the networks.
-        waits: values that the host asked for.
+        waits: how often the host waits for an accelerator; 0 where the loop ran as on a CPU.
+        uploads: copies to the accelerator that it does not wait for, 0 likewise.
         configs: config of each model by name.
     """
 
@@ -57,7 +60,8 @@ class Recording:
     tokens: int
     passes: Counter[Pass]
     loop: Counter[Kernel]
-    waits: Counter[str]
+    waits: int
+    uploads: int
     configs: dict[str, dict[str, Any]]
 
     @property
@@ -91,8 +95,22 @@ class WatchedLlama(LeanLlama):
         return logits
 
 
-def record(pipe: Any, spec: Any, sampling: Mapping[str, Any], items: Sequence[Any]) -> Recording:
+def record(
+    pipe: Any,
+    spec: Any,
+    sampling: Mapping[str, Any],
+    items: Sequence[Any],
+    accelerator: bool = False,
+) -> Recording:
     """Decode one batch of items and return the recording.
+
+    Args:
+        pipe: the pipeline, of a model on a CPU.
+        spec: the sampler and its parameters.
+        sampling: the sampling parameters.
+        items: the batch.
+        accelerator: whether the loop runs as it does on an accelerator, where it does in kernels
+            what it leaves to numpy on a CPU, and asks for as few values as it can.
 
     Raises:
         GenError: the network of a model is no plain Llama.
@@ -102,7 +120,7 @@ def record(pipe: Any, spec: Any, sampling: Mapping[str, Any], items: Sequence[An
     )
     prepared = pipe.prepare(request)
     passes: Counter[Pass] = Counter()
-    meter, configs = Meter(), {}
+    meter, host, configs = Meter(), HostWaits(), {}
     draft_names = pipe.draft_names(request.spec) if prepared.drafts else []
     names = [prepared.model, *draft_names]
     for name, target in zip(names, (prepared.target, *prepared.drafts), strict=True):
@@ -111,11 +129,14 @@ def record(pipe: Any, spec: Any, sampling: Mapping[str, Any], items: Sequence[An
             raise GenError(f"model {name} is no plain Llama, whose cost is not estimated")
         adapter.use_forward(WatchedLlama(adapter.model).watch(name, meter, passes))
         configs[name] = adapter.model.config.to_dict()
-    with meter, torch.no_grad():
+        if accelerator:
+            target.device = ACCELERATOR
+    with host if accelerator else nullcontext(), meter, torch.no_grad():
         out = pipe.run(prepared)
     nfe = sum(s.nfe for s in out.stats) / len(items)
     tokens = sum(s.tokens for s in out.stats)
-    return Recording(len(items), nfe, tokens, passes, meter.kernels, meter.waits, configs)
+    waits = host.synchronisations, host.uploads
+    return Recording(len(items), nfe, tokens, passes, meter.kernels, *waits, configs)
 
 
 def count_pass(

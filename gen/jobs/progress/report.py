@@ -115,7 +115,7 @@ class Tally(Silent):
         return {
             k: v
             for k, v in {
-                "count": f"{self.done}/{self.total} {self.unit}s",
+                "count": f"{self.done}/{plural(self.total, self.unit)}",
                 "rate": speed(rate, self.unit),
                 "forwards": (
                     f"{self.nfe / good:.1f} forward passes/{self.unit}" if self.nfe and good else ""
@@ -159,7 +159,9 @@ class Lines(Tally):
         if (
             self.began is not None and self.clock() - self.said >= 6 * self.every
         ):  # slow items, such as videos
-            self._say(f"{info['done']}/{info['total']} tokens, {self.at_once} items at once")
+            self._say(
+                f"{info['done']}/{info['total']} tokens, {plural(self.at_once, 'item')} at once"
+            )
 
     def note(self, text: str) -> None:
         try:

@@ -23,6 +23,8 @@ class ModelAdapter:
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
         superposes: a causal model takes weighted sums of embeddings as inputs
             (``gen.models.adapters.protocols.SuperposedModel``).
+        trained_at_mask: a causal model was trained at the mask token of its vocabulary, if that has
+            one; published ones with a mask token were.
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
@@ -41,6 +43,7 @@ class ModelAdapter:
     model: torch.nn.Module
     keeps: bool = False
     superposes: bool = False
+    trained_at_mask: bool = True
     ragged: bool = False
     shift: int = 0
     max_positions: int | None = None

@@ -36,6 +36,7 @@ class LanguageModel(ModelAdapter):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
+        self.trained_at_mask = config_field(self.config, "trained_at_mask") is not False
         self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"

@@ -45,13 +45,15 @@ class ModelCache:
 class CausalModel(Protocol):
     """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
     positions after them. One whose ``keeps`` is true takes ``keep=n`` as well: logits of the last n
-    tokens alone. One whose ``superposes`` is true is a ``SuperposedModel`` as well."""
+    tokens alone. One whose ``superposes`` is true is a ``SuperposedModel`` as well.
+    ``trained_at_mask``: see ``ModelAdapter``."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
     keeps: bool
     superposes: bool
+    trained_at_mask: bool
 
     def new_cache(self, slots: int) -> Any:
         """An empty cache, see ``ModelCache``."""

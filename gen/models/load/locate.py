@@ -131,6 +131,18 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def save_model(model: Any, folder: str | Path, **options: Any) -> None:
+    """Write config and weights of a model of transformers or diffusers, without progress bars.
+
+    Args:
+        model: the model.
+        folder: folder that is made.
+        options: keywords of its ``save_pretrained``.
+    """
+    with quiet():
+        model.save_pretrained(folder, **options)
+
+
 def pick_device(device: str | torch.device) -> torch.device:
     """Return the device of a name; ``auto`` is the first CUDA device, or else the CPU.
 

@@ -34,6 +34,8 @@ class GridLlamaConfig(LlamaConfig):
     causal attention across them; else 0. ``whole``: True for a block model that was also trained
     with full attention over the whole grid. ``base``: name of the model that the folder's weights
     are added to (``gen.models.load.low_rank``); None for a folder with weights of its own.
+    ``trained_at_mask``: whether the mask stood among the inputs in training, by default if not
+    causal. The vocabulary has it in any case.
     """
 
     model_type = "gen_grid_llama"
@@ -49,6 +51,7 @@ class GridLlamaConfig(LlamaConfig):
         block_length=0,
         whole=False,
         base=None,
+        trained_at_mask=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -56,6 +59,7 @@ class GridLlamaConfig(LlamaConfig):
         self.causal, self.mask_token_id = causal, mask_token_id
         self.shifted = causal if shifted is None else shifted
         self.block_length, self.whole, self.base = block_length, whole, base
+        self.trained_at_mask = not causal if trained_at_mask is None else trained_at_mask
 
 
 class Located:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.models.load.locate import config_field
 from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.one_pass import mask_token
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.causal_loop import CausalStep
@@ -55,13 +55,7 @@ class DualStream(DraftSource):
                 " the target itself; expected None"
             )
         model = language_model(target, DUAL)
-        mask, size = config_field(model.config, "mask_token_id"), model.config.vocab_size
-        if mask is None or not 0 <= mask < size:
-            raise GenError(
-                f"the drafter {DUAL} needs a causal model with a mask token, and"
-                f" {target.name or 'this model'} has none; expected one trained for both"
-                " (gen.recipes.text.dual)"
-            )
+        mask = mask_token(target, DUAL)
         count = min(MOST, max(1, target.length - 1))
         masks = torch.full((count,), mask, device=target.device)
         return DualNodes(draft_target(target, model), masks)

@@ -23,9 +23,8 @@ from gen.core.errors import bad_value
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import keep_layers, layers_of
 from gen.models.adapters.protocols import SharedModel
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
+from gen.samplers.causal.drafters.altered import altered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "exit"
 
@@ -64,8 +63,10 @@ class Exit(ModelDrafts):
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        model, layers = language_model(target, KIND), int(facts.net["exit_layer"])
-        own = checked_load(exit_layer(model, layers), weights, KIND)
-        other = target.with_model(exit_model(model, layers, own))
-        return other.with_params(unfiltered(target.sampling))
+        return altered_target(
+            sampler.drafter_weights,
+            KIND,
+            target,
+            lambda model, net: exit_layer(model, int(net["exit_layer"])),
+            lambda model, own, net: exit_model(model, int(net["exit_layer"]), own),
+        )

@@ -29,9 +29,8 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.adapters.protocols import SharedModel
 from gen.models.adapters.wrapped_layers import WrappedLayer, with_wrapped
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
+from gen.samplers.causal.drafters.altered import altered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "lora_drop"
 
@@ -166,8 +165,5 @@ class LoraDrop(ModelDrafts):
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        model = language_model(target, KIND)
-        corrections = checked_load(corrections_of(model, facts.net), weights, KIND)
-        other = target.with_model(dropping_model(model, corrections, facts.net))
-        return other.with_params(unfiltered(target.sampling))
+        folder = sampler.drafter_weights
+        return altered_target(folder, KIND, target, corrections_of, dropping_model)

@@ -176,7 +176,7 @@ class ModelDrafter(Drafter):
             drawn: newest drafts [b(, C)].
             logprobs: what they were drawn from.
         """
-        if type(self.policy).stop is LengthPolicy.stop:  # spares it a probability
+        if not self.policy.stops_early:
             return None
         if drawn.ndim > 1:  # latents have no probability
             return self.policy.stop(torch.ones_like(drawn[:, 0]), logprobs)

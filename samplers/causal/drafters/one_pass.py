@@ -167,21 +167,38 @@ def require_plain_history(target: CausalTarget, method: str) -> None:
         )
 
 
-def mask_token(target: CausalTarget, method: str) -> int:
-    """Return the mask token of a model that was trained to be causal and masked at once.
+def learned_mask(target: CausalTarget, method: str, mask: int | None) -> int:
+    """Return the mask token of a causal model that was trained at it.
+
+    Args:
+        target: the model with its items.
+        method: drafter or sampler, for messages.
+        mask: mask token of the model's vocabulary; None where it has none.
 
     Raises:
-        GenError: the model has none.
+        GenError: there is none, or the model was never trained at it.
     """
-    config = language_model(target, method).config
-    mask, size = config_field(config, "mask_token_id"), config.vocab_size
-    if mask is None or not 0 <= mask < size:
-        raise GenError(
-            f"the drafter {method} needs a causal model with a mask token, and"
-            f" {target.name or 'this model'} has none; expected one trained for both"
-            " (gen.recipes.text.dual)"
-        )
-    return int(mask)
+    name = target.name or "this model"
+    if mask is not None and target.model.trained_at_mask:
+        return mask
+    why = "has none" if mask is None else "has one in its vocabulary alone"
+    raise GenError(
+        f"{method} needs a causal model with a mask token that it was trained at, and {name} {why};"
+        " expected one that was trained to be causal and masked at once (gen.recipes.text.dual)"
+    )
+
+
+def mask_token(target: CausalTarget, drafter: str) -> int:
+    """Return the mask token of a network that was trained to be causal and masked at once.
+
+    Raises:
+        GenError: see ``learned_mask``.
+    """
+    config = language_model(target, drafter).config
+    mask = config_field(config, "mask_token_id")
+    if mask is not None:
+        mask = int(mask) if 0 <= mask < config.vocab_size else None
+    return learned_mask(target, f"the drafter {drafter}", mask)
 
 
 @register("drafter", STREAMING)

@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from gen.core.registry import register
 from gen.models.adapters.protocols import SharedModel
 from gen.models.adapters.wrapped_layers import WrappedLayer, with_wrapped
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
+from gen.samplers.causal.drafters.altered import altered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
 from gen.samplers.causal.drafters.skip import Repair
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "router"
 OPEN = 1.0  # bias that routers begin with
@@ -129,8 +128,7 @@ class Router(ModelDrafts):
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        model = language_model(target, KIND)
-        routers = checked_load(routers_of(model, facts.net), weights, KIND)
-        other = target.with_model(routed_model(model, routers))
-        return other.with_params(unfiltered(target.sampling))
+        folder = sampler.drafter_weights
+        return altered_target(
+            folder, KIND, target, routers_of, lambda model, net, _: routed_model(model, net)
+        )

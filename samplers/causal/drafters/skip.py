@@ -24,10 +24,9 @@ from gen.core.registry import register
 from gen.models.adapters.layer_calls import decoder_layers
 from gen.models.adapters.layer_plans import layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
+from gen.samplers.causal.drafters.altered import altered_target
 from gen.samplers.causal.drafters.layer_skip import LayerSkipParams
 from gen.samplers.causal.drafters.model import ModelDrafts
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "skip"
 
@@ -101,8 +100,7 @@ class Skip(ModelDrafts):
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        model = language_model(target, KIND)
-        repairs = checked_load(repairs_of(model, facts.net), weights, KIND)
-        other = target.with_model(repaired_model(model, repairs))
-        return other.with_params(unfiltered(target.sampling))
+        folder = sampler.drafter_weights
+        return altered_target(
+            folder, KIND, target, repairs_of, lambda model, net, _: repaired_model(model, net)
+        )

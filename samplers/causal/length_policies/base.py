@@ -33,12 +33,15 @@ class LengthPolicy(RowOwner):
         needs_same_tokens: whether other rows of the batch decide about a row's drafts, so that a
             seed means one result only where drafts do not change the tokens.
         needs_weights: whether it reads trained weights.
+        stops_early: whether ``stop`` may choose rows. Others are not asked, which spares them the
+            probability of the draft and the host a wait.
     """
 
     lengths = RowState(start=lambda policy: policy.length)
     needs_probability: ClassVar[bool] = False
     needs_same_tokens: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
+    stops_early: bool = False
 
     def __init__(self, rows: int, length: int, params: Any = None):
         self.length, self.params = length, params
@@ -65,7 +68,7 @@ class LengthPolicy(RowOwner):
         """Begin a step: no row has a draft yet."""
 
     def stop(self, mass: Tensor, logprobs: Tensor) -> Tensor | None:
-        """Choose the rows that draft no more in this step.
+        """Choose the rows that draft no more in this step; asked where ``stops_early``.
 
         Args:
             mass: probability of every row's newest draft, [b].

@@ -26,6 +26,7 @@ class Confidence(LengthPolicy):
     """Stop after the first draft that the draft model itself finds unlikely."""
 
     needs_probability = True
+    stops_early = True
 
     def stop(self, mass, logprobs):
         return mass < self.params.confidence_threshold

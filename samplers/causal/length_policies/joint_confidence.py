@@ -56,6 +56,7 @@ class JointConfidence(LengthPolicy):
     """Stop where the drafts so far are unlikely to be all accepted."""
 
     needs_probability = True
+    stops_early = True
 
     def begin(self):
         self._log_kept: Tensor | None = None  # log of c_1 ... c_n, [b]

@@ -113,6 +113,7 @@ class AcceptanceHead(LengthPolicy):
     """Stop where a trained head expects a rejection among the drafts so far."""
 
     needs_probability = True
+    stops_early = True
     needs_weights = True
 
     def attach(self, target, draft):

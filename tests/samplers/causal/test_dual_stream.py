@@ -26,6 +26,7 @@ PROMPT = torch.tensor([[SHAPE.codes, SHAPE.codes + 1]])
 def model() -> CausalLM:
     torch.manual_seed(0)
     net = new_lm(SHAPE, Run(0, 32, 2, tied=True)).double()
+    net.config.trained_at_mask = True
     with torch.no_grad():  # far from uniform
         net.model.embed_tokens.weight.mul_(15)
     return CausalLM(net)
@@ -94,6 +95,7 @@ def test_the_first_draft_is_always_accepted(model):
 
 def test_a_model_without_a_mask_is_refused(model):
     net = new_lm(SHAPE, Run(0, 32, 1, tied=True)).double()
+    net.config.trained_at_mask = True
     net.config.mask_token_id = None
     sampler, _ = resolve_sampler(dual(2))
     with pytest.raises(GenError, match="needs a causal model with a mask token"):

@@ -17,10 +17,10 @@ import pytest
 import torch
 from constrained import with_end
 from continuous import LinearHead, LinearLatent, latent_target
-from host_waits import ACCELERATOR, HostWaits
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
+from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
@@ -491,6 +491,7 @@ def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypa
 
 def test_control_a_policy_that_always_asks_is_found(monkeypatch):
     policy = registry.get("length_policy", "constant")
+    monkeypatch.setattr(policy, "stops_early", True)
     monkeypatch.setattr(
         policy, "stop", lambda self, mass, logprobs: torch.zeros_like(mass, dtype=torch.bool)
     )

@@ -17,6 +17,7 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafter
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.causal.length_policies.joint_confidence import JointConfidence
 from gen.samplers.engine import window
 from gen.samplers.engine.rows import RowSelection
@@ -91,6 +92,43 @@ def test_drafting_stops_where_a_rejection_has_become_likely():
     policy.begin()  # another round knows nothing of this one
     policy.stop(torch.tensor([0.9, 0.9, 0.9]), logprobs)
     assert policy.stop(torch.tensor([0.9, 0.9, 0.9]), logprobs).tolist() == [False] * 3
+
+
+POLICIES = registry.table("length_policy")
+
+
+def of(name: str):
+    same = POLICIES[name].needs_same_tokens
+    return speculative(policy=name, **({"verifier": "follow"} if same else {}))
+
+
+def stops(name: str) -> bool:
+    """Whether a policy stops rows whose drafts are next to impossible, in some of five columns."""
+    policy = POLICIES[name](3, 9, part_params(of(name), "length_policy", name))
+    if policy.needs_weights:  # in place of a trained network, which expects rejections here
+        policy.net, policy.layer = lambda inputs: torch.full((3,), -9.0), "last"
+        policy.read({"last": torch.zeros(3, 1, 2)})
+    policy.begin()
+    mass, logprobs = torch.full((3,), 1e-6), torch.full((3, 4), 1e-6).log()
+    said = [policy.stop(mass, logprobs) for _ in range(5)]
+    return any(x is not None and bool(x.any()) for x in said)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_declares_that_it_stops_early(name):
+    """The flag decides whether it is asked at all."""
+    own = POLICIES[name].stop is not LengthPolicy.stop
+    assert POLICIES[name].stops_early == own == stops(name)
+
+
+def test_control_a_policy_without_the_flag_is_not_asked(monkeypatch):
+    def drafted() -> int:
+        sampler = speculative(policy="confidence", confidence_threshold=1.0)
+        return sum(stats.draft_nfe for stats in run(sampler, space_of((6,), 3)).stats)
+
+    asked = drafted()
+    monkeypatch.setattr(POLICIES["confidence"], "stops_early", False)
+    assert drafted() > asked
 
 
 NAME, BATCH = "joint_confidence", {"policy": "batch_size", "verifier": "follow"}

@@ -35,6 +35,7 @@ def shaped(length: int) -> Shape:
 def tiny(length: int, scale: float = 15) -> CausalLM:
     torch.manual_seed(0)
     net = new_lm(shaped(length), Run(0, 32, 2, tied=True)).double()
+    net.config.trained_at_mask = True
     with torch.no_grad():  # far from uniform
         net.model.embed_tokens.weight.mul_(scale)
     return CausalLM(net)
@@ -239,6 +240,7 @@ def test_constraints_and_penalties_are_refused(model):
 
 def test_a_model_without_a_mask_is_refused(model):
     net = new_lm(shaped(LENGTH), Run(0, 32, 1, tied=True)).double()
+    net.config.trained_at_mask = True
     net.config.mask_token_id = None
     sampler, _ = resolve_sampler(streaming(2))
     with pytest.raises(GenError, match="needs a causal model with a mask token"):

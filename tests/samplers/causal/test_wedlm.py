@@ -18,7 +18,9 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.transformers_compat import CACHE_NAME
+from gen.models.nets.grid import GridLlamaConfig
 from gen.models.targets.causal import CausalTarget
+from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import Run, Shape, new_lm
 from gen.samplers.causal.wedlm import MaskedWindow
 from gen.samplers.engine.causal_loop import CausalRun
@@ -35,6 +37,7 @@ def shaped(length: int) -> Shape:
 def tiny(length: int) -> CausalLM:
     torch.manual_seed(6)
     net = new_lm(shaped(length), Run(0, 32, 2, tied=True)).double()
+    net.config.trained_at_mask = True
     with torch.no_grad():  # far from uniform, and what is attended to matters
         net.model.embed_tokens.weight.mul_(5)
         net.axes[0].weight.mul_(5)
@@ -308,6 +311,33 @@ def test_a_model_without_a_mask_token_is_refused():
     sampler, _ = resolve_sampler("wedlm")
     with pytest.raises(GenError, match="masked_window needs a causal model with a mask token"):
         sampler(target_of(tiny(4), 1, 4, mask_token_id=None), CounterRNG([0]))
+
+
+@pytest.mark.parametrize("spec", ["wedlm", "dual_stream", "streaming"])
+def test_a_mask_of_the_vocabulary_alone_is_refused(spec):
+    """The built-in causal model has the words of the masked one, and was never trained at masks."""
+    pipe = Pipeline("text", "text-causal")
+    chosen = spec if spec == "wedlm" else {"name": "speculative", "drafter": spec}
+    with pytest.raises(GenError, match="text-causal has one in its vocabulary alone; expected"):
+        pipe(["sort 3 1 2 ="], chosen)
+    config = pipe.bound("text-causal")[0].config
+    assert config.mask_token_id is not None and not config.trained_at_mask
+
+
+def test_masked_models_are_trained_at_their_mask():
+    assert GridLlamaConfig(causal=False).trained_at_mask
+    assert not GridLlamaConfig(causal=True).trained_at_mask
+    kept = GridLlamaConfig.from_dict(GridLlamaConfig(trained_at_mask=True).to_dict())
+    assert kept.causal and kept.trained_at_mask
+
+
+def test_control_what_a_model_was_trained_at_is_all_that_differs():
+    net = tiny(4).model
+    sampler, _ = resolve_sampler("wedlm")
+    assert sampler(target_of(CausalLM(net), 1, 4), CounterRNG([0])).tokens.shape == (1, 4)
+    net.config.trained_at_mask = False
+    with pytest.raises(GenError, match="this model has one in its vocabulary alone"):
+        sampler(target_of(CausalLM(net), 1, 4), CounterRNG([0]))
 
 
 def test_penalties_are_refused():

@@ -2,7 +2,9 @@
 
     with HostWaits() as meter:
         ...
-    meter.waits     what was asked for, in turn: "nonzero", "numpy", ...
+    meter.waits            what was asked for, in turn: "nonzero", "numpy", ...
+    meter.synchronisations how often the host would have waited
+    meter.uploads          copies from the host that it would not have waited for
 
 While it is on, every tensor says that it lies on an accelerator, and what is made there is made on
 the CPU. So code takes the ways that it would take there, and gives what it gives on a CPU. A wait
@@ -13,8 +15,9 @@ decide, a bool tensor as an index among them; a copy to the host; and one from i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ACCELERATOR, HOST = torch.device("cuda"), torch.device("cpu")
-READS = {"numpy", "tolist", "__array__", "cpu"}  # of a tensor on a CPU these take no operator
+ARRAYS = {"numpy", "__array__"}  # only a tensor of the host has them: it was copied before
+READS = {*ARRAYS, "tolist", "cpu"}  # of a tensor on a CPU these take no operator
 SIZES = {
     "_local_scalar_dense",
     "nonzero",
@@ -51,21 +55,25 @@ class HostWaits(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.uploads = 0
         self.paused = False
         self._below = _Operators(self)
 
+    @property
+    def synchronisations(self) -> int:
+        """How often the host would have waited for the device."""
+        return sum(name not in ARRAYS for name in self.waits)
+
     def __enter__(self):
-        self._from_numpy = patch.object(
-            torch, "from_numpy", _of_host(torch.from_numpy)
-        )  # which no mode hears of
-        self._from_numpy.start()
+        self._from_numpy = torch.from_numpy
+        torch.from_numpy = _of_host(torch.from_numpy)  # which no mode hears of
         self._below.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self._below.__exit__(*error)
-        self._from_numpy.stop()
+        torch.from_numpy = self._from_numpy
 
     @contextmanager
     def off(self):
@@ -97,9 +105,10 @@ class HostWaits(TorchFunctionMode):
             if isinstance(x, (torch.device, str)) and str(x).split(":")[0] in ("cpu", "cuda")
         ]
         to_host = any(str(x) == "cpu" for x in said)
-        came = name in ("tensor", "as_tensor") or (
-            name == "to" and getattr(args[0], "of_host", False) and not kwargs.get("non_blocking")
-        )
+        moved = name == "to" and getattr(args[0], "of_host", False)
+        if said and not to_host and moved and kwargs.get("non_blocking"):
+            self.uploads += 1
+        came = name in ("tensor", "as_tensor") or (moved and not kwargs.get("non_blocking"))
         if name in READS or (name == "to" and to_host) or (said and not to_host and came):
             self.waits.append(name)
 
@@ -126,8 +135,8 @@ class _Operators(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _of_host(make):
-    def made(array):
+def _of_host(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(array: Any) -> Any:
         out = make(array)
         out.of_host = True
         return out
