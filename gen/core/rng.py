@@ -172,8 +172,11 @@ class CounterRNG:
             return torch.from_numpy(_drawn_where(active.numpy(), logp.numpy(), bits))
         if logp.is_contiguous():
             return _drawn(logp.view(-1, size), bits.view(-1)).view(positions.shape)
-        # row by row: all rows together would need a copy
-        return torch.stack([_drawn(*row) for row in zip(logp, bits, strict=True)])
+        # a piece is copied at a time; launches must not grow with the rows of the batch
+        many = max(1, PIECE[False] // max(1, logp[0].numel()))
+        parts = [slice(i, i + many) for i in range(0, len(logp), many)]
+        ids = [_drawn(logp[part].reshape(-1, size), bits[part].view(-1)) for part in parts]
+        return torch.cat(ids).view(positions.shape)
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.

@@ -8,7 +8,10 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gen.bench.estimate.host_waits import HostWaits
+from gen.core import rng as rng_module
 from gen.core.rng import CounterRNG, item_key
 
 CHI2_99 = 148.2  # the 0.999 quantile of chi-square with 99 degrees of freedom
@@ -201,3 +204,44 @@ def test_the_stream_never_changes():
     on = positions >= 0
     flat = torch.zeros(2, 3, 1000)
     assert rng.categorical(flat, rows, positions, "token", None, on).tolist() == GOLDEN_IDS
+
+
+class Operators(TorchDispatchMode):
+    """Counts what an accelerator would launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def views(rows: int) -> torch.Tensor:
+    """Log-probabilities [rows, 4, 16] that are a part of a larger window."""
+    noise = torch.randn(rows, 9, 16, generator=torch.Generator().manual_seed(rows))
+    return noise.double().log_softmax(-1)[:, 2:6]
+
+
+def drawn_beside_an_accelerator(rows: int) -> tuple[torch.Tensor, int]:
+    logp, (row, positions) = views(rows), grid(rows, 4)
+    on = torch.ones(rows, 4, dtype=torch.bool)
+    with HostWaits(), Operators() as operators:
+        ids = CounterRNG(range(rows)).categorical(logp, row, positions, "token", None, on)
+    return ids, operators.count
+
+
+@pytest.mark.parametrize("piece", [1, 70, 1 << 22])
+def test_an_accelerator_draws_from_views_what_a_cpu_draws(piece, monkeypatch):
+    row, positions = grid(12, 4)
+    on = torch.ones(12, 4, dtype=torch.bool)
+    expected = CounterRNG(range(12)).categorical(views(12), row, positions, "token", None, on)
+    monkeypatch.setitem(rng_module.PIECE, False, piece)
+    assert not views(12).is_contiguous()
+    assert torch.equal(drawn_beside_an_accelerator(12)[0], expected)
+
+
+def test_an_accelerator_launches_as_much_for_many_rows_as_for_two(monkeypatch):
+    few, many = (drawn_beside_an_accelerator(rows)[1] for rows in (2, 64))
+    assert few == many
+    monkeypatch.setitem(rng_module.PIECE, False, 64)  # a row at a time
+    assert drawn_beside_an_accelerator(64)[1] > 20 * many
