@@ -18,7 +18,7 @@ def may_be_any(mask: Tensor) -> bool:
     """Ask without waiting whether ``mask`` is true somewhere; off the CPU it may be."""
     if not mask.is_cpu:
         return mask.numel() > 0
-    return np.count_nonzero(mask.numpy()) > 0  # less time than ``any`` with few numbers
+    return bool(np.count_nonzero(mask.numpy()))  # less time than ``any`` with few numbers
 
 
 def to_device(x: np.ndarray, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from closed_form import GRID, PARAMETERS, of_ids, of_numbers
 from gen.core.method import GREEDY_DECODING, SEQUENTIAL, Preset
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
+from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.worlds.next_frame import ONE_AHEAD
 
 PRESETS: dict[str, Preset] = {
@@ -67,12 +68,11 @@ def test_greedy_decoding(name):
 def test_the_exact_sampler(name):
     """With the same drafter and verifier ``token``, whose distribution is the model's."""
     sampler, sampling = resolve_sampler(at_limit(name))
-    drafter = vars(sampler).get("drafter", "jacobi")
-    if drafter == "jacobi":
+    if isinstance(sampler, SpeculativeJacobi) or sampler.drafter == "jacobi":
         exact = {"coupling": sampler.coupling, "window": sampler.window, "init": sampler.init}
         wanted = run({"name": "speculative_jacobi", **exact})
     else:
-        wanted = run({"name": "speculative", "drafter": drafter})
+        wanted = run({"name": "speculative", "drafter": sampler.drafter})
     found = of_ids(sampler, sampling)
     assert sampler.guarantee == "same_distribution" and found.tokens.equal(wanted.tokens)
     assert [s.nfe for s in found.stats] == [s.nfe for s in wanted.stats]

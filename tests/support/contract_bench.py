@@ -108,6 +108,7 @@ def llama(protocol: str, seed: int = 1):
         codebook_size=6,
         causal=protocol == "causal",
         mask_token_id=MASK,
+        trained_at_mask=True,
         vocab_size=V,
         hidden_size=16,
         intermediate_size=32,
