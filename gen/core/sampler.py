@@ -109,6 +109,15 @@ class Sampler(ABC):
         """
         return False
 
+    def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
+        """List the parts in use: the parameter that names each, its kind, its name."""
+        return iter(())
+
+    def unread(self, param: str) -> list[tuple[str, str]]:
+        """List the parts (kind, name) that read ``param`` if none of them is in use; otherwise
+        nothing."""
+        return []
+
     @property
     def mixes_sampling(self) -> bool:
         """True where the items of an open run may differ in temperature, top-k, top-p, min-p and
@@ -231,15 +240,12 @@ class PartSampler(Sampler):
                 subset(params, vars(self)).check_chosen(param, name)
 
     def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
-        """List the parts in use: the parameter that names each, its kind, its name."""
         for param, kind in part_kinds(self.own_params).items():
             name = getattr(self, param)
             if name is not None:
                 yield param, kind, name
 
     def unread(self, param: str) -> list[tuple[str, str]]:
-        """List the parts (kind, name) that declare ``param`` if none of them is in use; otherwise
-        nothing."""
         if param in self.own_params.__dataclass_fields__:
             return []
         _, owners = declared(part_kinds(self.own_params).values())[param]
@@ -498,8 +504,6 @@ def _explicit_sampling(
 
 def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:
     """Warn of changed parameters that no part in use reads."""
-    if not isinstance(sampler, PartSampler):
-        return
     used = {kind: name for _, kind, name in sampler.chosen_parts()}
     for key, value in given.items():
         owners = sampler.unread(key)

@@ -221,6 +221,25 @@ class SpeculativeJacobi(CausalSampler):
         """True where a model drafts, be it of the target's own layers."""
         return registry.get("initialiser", self.init).needs_draft_model
 
+    def chosen_parts(self):
+        yield "coupling", "coupling", self.coupling
+        yield "init", "initialiser", self.init
+        yield "drafter", "drafter", self.drafter
+
+    def unread(self, param):
+        known = registry.table("initialiser").items()
+        asking = [("initialiser", name) for name, one in known if one.needs_draft_model]
+        owners = {
+            "drafter": asking,
+            "draft_rounds": asking,
+            "draft_model": [("drafter", "model")] if self._asks_model else asking,
+            "table": [("initialiser", name) for name, one in known if one.has_table],
+            "kept_layers": [("drafter", "layer_skip")],
+            "exit_layer": [("drafter", "early_exit")],
+        }.get(param, [])
+        chosen = {(kind, name) for _, kind, name in self.chosen_parts()}
+        return [] if chosen.intersection(owners) else owners
+
     @property
     def timed(self) -> bool:
         return self.window == AUTO

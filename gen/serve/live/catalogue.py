@@ -164,7 +164,7 @@ def describe_parameters(engine: Engine, model: str, spec: Any) -> dict[str, Any]
 
 def _parameter(f: dataclasses.Field, sampler: Sampler, usual: Sampler) -> dict[str, Any] | None:
     """Describe a parameter; None where no part in use reads it."""
-    if isinstance(sampler, PartSampler) and sampler.unread(f.name):
+    if sampler.unread(f.name):
         return None
     default = getattr_of(usual, f)
     if not isinstance(default, (bool, int, float, str, type(None))):

@@ -7,6 +7,7 @@ Controls draft with another plan than is claimed, or say another distribution.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 from constrained import with_end
@@ -153,3 +154,31 @@ def test_a_drafter_of_another_distribution_is_refused(tmp_path):
     sampler = trained("exit", tmp_path, PLAIN)
     with pytest.raises(GenError, match="trained for"):
         run(sampler, GUIDED)
+
+
+UNREAD = {
+    "exit_layer": {"exit_layer": 2},
+    "kept_layers": {"init": "model", "drafter": "early_exit", "kept_layers": "0,2"},
+    "draft_rounds": {"draft_rounds": 2},
+    "draft_model": {"init": "model", "drafter": "early_exit", "draft_model": "image-draft"},
+    "table": {"init": "model", "table": "empty"},
+}
+READ = (
+    {"init": "model", "drafter": "early_exit", "exit_layer": 2},
+    {"init": "model", "drafter": "layer_skip", "kept_layers": "0,2", "draft_rounds": 2},
+    {"init": "model_table", "draft_model": "image-draft", "table": "empty", "draft_rounds": None},
+    {"init": "table", "table": "empty"},
+)
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_parameter_that_no_part_of_the_window_reads_is_named(name):
+    with pytest.warns(UserWarning, match=f"sampler.{name} is .* but has no effect"):
+        resolve_sampler({"name": "speculative_jacobi", **UNREAD[name]})
+
+
+@pytest.mark.parametrize("params", READ)
+def test_parameters_that_a_part_reads_are_not_warned_of(params):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve_sampler({"name": "speculative_jacobi", **params})
