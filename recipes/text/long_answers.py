@@ -32,7 +32,7 @@ from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import Teacher
 from gen.recipes.drafters.recipe import DrafterRecipe
 from gen.recipes.drafters.recipe import Plan as Sizes
-from gen.recipes.drafters.table import HEAD, measured, trained_cells
+from gen.recipes.drafters.table import HEAD, REFERENCE, decode, measured, trained_cells
 from gen.recipes.text.tours import (
     MOVES,
     PER_MOVE,
@@ -230,8 +230,10 @@ def table(work: Path, plan: Plan, log: Any = print) -> None:
     right = mean(pipe.modality.grade(m, p) for m, p in zip(texts, prompts, strict=True))
     log(f"{right:.4f} of the model's moves follow the map")
     log(f"{HEAD}\n|" + " --- |" * (HEAD.count(" | ") + 1))
+    items = pipe.plan(prompts)
+    reference = decode(pipe, items, REFERENCE, 1)[0]
     for name, (folder, spec) in made.items():
-        cells = trained_cells(folder) + measured(pipe, pipe.plan(prompts), spec, 1)
+        cells = trained_cells(folder) + measured(pipe, items, spec, 1, reference)
         log(f"| `{name}` | {' | '.join(cells)} |")
 
 
