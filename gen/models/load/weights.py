@@ -215,7 +215,6 @@ def fill(
     device_map: str | Mapping | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
-    whole: Sequence[str] = (),
     name: str | Path = "",
 ) -> nn.Module:
     """Put weights into a model built ``without_storage``.
@@ -231,7 +230,6 @@ def fill(
         device_map: Placement by accelerate, for models larger than a device.
         max_memory: Most memory of each device, as in accelerate.
         offload_folder: Folder of the weights that the device map leaves on disk.
-        whole: Classes of modules that read weights of modules in them, which come with theirs.
         name: Name of the weights in messages.
 
     Raises:
@@ -256,9 +254,7 @@ def fill(
         model = model.to(device)
     else:
         folder = str(offload_folder) if on_disk else None
-        model = accelerate().dispatch_model(
-            model, solved, offload_dir=folder, preload_module_classes=list(whole)
-        )
+        model = accelerate().dispatch_model(model, solved, offload_dir=folder)
     note_network(model)
     return model.eval().requires_grad_(False)
 

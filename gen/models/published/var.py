@@ -32,7 +32,7 @@ from gen.models.load.weights import (
     without_storage,
 )
 from gen.models.nets.residual_scales import ResidualScales, Sides
-from gen.models.nets.var import VAR, Attention, VARConfig
+from gen.models.nets.var import VAR, VARConfig
 
 # sides of the square scales of the published models, by pixels of an image
 SCALES = {
@@ -240,7 +240,7 @@ def load_var(
     config = config_of(weights.shapes, name, scales, heads)
     model = without_storage(lambda: VAR(config))
     renames = HMAR_KEYS if config.tail else VAR_KEYS
-    placement |= {"dtype": dtype, "name": name, "whole": [Attention.__name__]}
+    placement |= {"dtype": dtype, "name": name}
     fill(model, weights, rename=renames, drop=DROP, **placement)
     exact = torch.promote_types(dtype, torch.float32)
     heads_of = ["fill.head", *(["refine.head"] if config.tail else [])] if exact != dtype else []
