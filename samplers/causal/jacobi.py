@@ -43,6 +43,12 @@ def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
+def _asking_models() -> list[str]:
+    """List the initialisers that ask a draft model."""
+    known = registry.table("initialiser").items()
+    return [name for name, one in known if one.needs_draft_model]
+
+
 @register("sampler", "speculative_jacobi")
 @dataclass(frozen=True)
 class SpeculativeJacobi(CausalSampler):
@@ -140,17 +146,15 @@ class SpeculativeJacobi(CausalSampler):
         if rounds is not None and (type(rounds) is not int or rounds < 1):
             raise bad_value("sampler.draft_rounds", rounds, "an integer of at least 1, or None")
         source = registry.get("drafter", self.drafter, "sampler.drafter")
+        sources = registry.table("drafter").items()
         if not source.is_model:
-            sources = registry.table("drafter").items()
             models = " or ".join(name for name, one in sources if one.is_model)
             raise bad_value("sampler.drafter", self.drafter, f"one that is a model: {models}")
-        known = registry.table("initialiser").items()
-        asking = [name for name, one in known if one.needs_draft_model]
+        asking = _asking_models()
         if self.drafter != "model" and self.init not in asking:
             expected = f"{' or '.join(asking)} with sampler.drafter {self.drafter}"
             raise bad_value("sampler.init", self.init, expected)
         if self.drafter_weights is not None and not source.needs_weights:
-            sources = registry.table("drafter").items()
             able = " or ".join(n for n, one in sources if one.is_model and one.needs_weights)
             expected = f"None, or a folder with sampler.drafter {able}"
             raise bad_value("sampler.drafter_weights", self.drafter_weights, expected)
@@ -228,7 +232,7 @@ class SpeculativeJacobi(CausalSampler):
 
     def unread(self, param):
         known = registry.table("initialiser").items()
-        asking = [("initialiser", name) for name, one in known if one.needs_draft_model]
+        asking = [("initialiser", name) for name in _asking_models()]
         owners = {
             "drafter": asking,
             "draft_rounds": asking,
