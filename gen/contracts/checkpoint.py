@@ -28,7 +28,7 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.gguf import ENDING as GGUF
-from gen.models.load.gguf import gguf_config
+from gen.models.load.gguf import GgufFile
 from gen.models.load.hub import (
     HUB,
     HUB_KEYWORDS,
@@ -80,7 +80,8 @@ class CheckpointFiles:
         gguf_file: str | None = None,
     ):
         self.name, self.path, self.commit, self.saved = str(name), path, commit, saved
-        self.gguf = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        file = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        self.gguf = None if file is None else GgufFile(file, self.name)
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
@@ -131,20 +132,20 @@ class CheckpointFiles:
     @property
     def folder(self) -> Path:
         if self.gguf is not None:
-            return self.gguf.parent
+            return self.gguf.path.parent
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of the folder's config.json, or what a GGUF file says; empty without either."""
         if self.gguf is not None:
-            return gguf_config(self.gguf, self.name)
+            return self.gguf.config.to_dict()
         return {} if self.path.is_file() else self.json("config.json")
 
     @property
     def gguf_keywords(self) -> dict[str, Any]:
-        """Keywords of ``from_pretrained`` that name the GGUF file in ``folder``; none without."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf.name}
+        """Keywords of ``pretrained`` and ``tokenizer_of`` for a GGUF file; none without."""
+        return {} if self.gguf is None else {"gguf": self.gguf}
 
     @property
     def model_type(self) -> str:
