@@ -37,7 +37,7 @@ from gen.models.load.hub import (
     require_variant,
     snapshot_of,
 )
-from gen.models.load.locate import pick_device, zoo
+from gen.models.load.locate import known_models, packaged_file, pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
@@ -85,8 +85,8 @@ class CheckpointFiles:
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
-        """Find the checkpoint of a zoo name, folder, file or hub id. A hub id is read from the
-        local cache, or downloaded.
+        """Find the checkpoint of a zoo name, a name of ``PACKAGED``, a folder, file or hub id. A
+        hub id is read from the local cache, or downloaded.
 
         Args:
             name: the model.
@@ -96,7 +96,7 @@ class CheckpointFiles:
             NotCached: neither the local cache nor the hub has the repository or revision.
             GenError: there is no such model, or it cannot have one of the options.
         """
-        text, path = str(name), expand_user(name)
+        text, path = str(name), packaged_file(str(name)) or expand_user(name)
         in_zoo = text in zoo()
         if in_zoo or exists(path):
             _require_no_repository(text, hub, in_zoo or path.is_file())
@@ -107,9 +107,8 @@ class CheckpointFiles:
             or text.startswith((".", "/", "~"))
             or text.endswith(("/", GGUF, *ENDINGS))
         ):
-            raise unknown(
-                "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
-            )
+            known = "the zoo; it is not a folder, a file or a hub id either"
+            raise unknown("model", text, known_models(), known)
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
         files = cls._in(name, path, hub, found.commit)
