@@ -41,7 +41,8 @@ QUANTIZED := tests/contracts/test_contracts.py
 test-quantization: $(STAMP) $(QUANTIZATION)/.installed
 	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
 	  tests/models/test_quantize.py tests/models/test_quantized_families.py \
-	  tests/models/test_quantized_registry.py tests/models/test_gguf.py tests/models/test_smollm2.py \
+	  tests/models/test_quantized_registry.py tests/models/test_gguf.py \
+	  tests/models/test_gguf_reader.py tests/models/test_smollm2.py \
 	  "$(QUANTIZED)::test_contract_with_int8_weights" \
 	  "$(QUANTIZED)::test_control_int8_weights_with_rows_that_depend_on_each_other_fail"
 

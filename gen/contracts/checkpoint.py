@@ -28,7 +28,7 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.gguf import ENDING as GGUF
-from gen.models.load.gguf import GgufFile
+from gen.models.load.gguf import GENERATION, GgufFile
 from gen.models.load.hub import (
     HUB,
     HUB_KEYWORDS,
@@ -156,11 +156,12 @@ class CheckpointFiles:
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
 
     def json(self, relative: str) -> dict[str, Any]:
-        """Read a JSON object of the folder; empty where the file is missing. Raises ``GenError``
-        for an unreadable file."""
+        """Read a JSON object of the folder; empty where the file is missing. Below a generation
+        config is what a GGUF file says. Raises ``GenError`` for an unreadable file."""
         path = self.folder / relative
+        stated = self.gguf.generation if self.gguf and relative == GENERATION else {}
         if not path.is_file():
-            return {}
+            return stated
         note_file(path)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -173,7 +174,7 @@ class CheckpointFiles:
                 f"the config of model {self.name} cannot be read: {relative} holds a"
                 f" {type(found).__name__}; expected an object"
             )
-        return found
+        return {**stated, **found}
 
     def has(self, *patterns: str) -> bool:
         """Return True if a file of the folder matches one of the globs."""

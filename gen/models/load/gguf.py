@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from gen.core.errors import GenError
@@ -32,6 +33,10 @@ from gen.models.load.locate import quiet
 ENDING = ".gguf"
 MAGIC = b"GGUF"  # first bytes of a file
 SHOWN = 8  # names that a message lists
+GENERATION = "generation_config.json"
+ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn, a message
+SAMPLING = "general.sampling."  # how keys of the author's sampling parameters begin
+SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 class GgufFile:
@@ -124,6 +129,29 @@ class GgufFile:
             )
         return config
 
+    @cached_property
+    def generation(self) -> dict[str, Any]:
+        """What the file says of ends and sampling, under the names of ``GENERATION``.
+
+        Parameters that ``generate`` lacks keep the names that they have in the file.
+        """
+        said: dict[str, Any] = {}
+        for key in self.header.fields:
+            if key.startswith(SAMPLING):
+                name, value = key.removeprefix(SAMPLING), _value(self.header, key)
+                exact = float(str(np.float32(value))) if isinstance(value, float) else value
+                said[SAMPLING_NAMES.get(name, name)] = exact
+        if said:
+            said["do_sample"] = True
+        ends = [_value(self.header, f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+        ends = list(dict.fromkeys(end for end in ends if end is not None))
+        return {**said, "eos_token_id": ends} if ends else said
+
+    @property
+    def license(self) -> str | None:
+        """Licence that the file states; None without one."""
+        return _value(self.header, "general.license")
+
     def read_once(self, vocabulary: bool = False) -> AbstractContextManager[None]:
         """Let transformers read the file through its header; with ``vocabulary``, its tokens too.
 
@@ -149,11 +177,13 @@ class GgufFile:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         state["added_tokens"] = [x for x in state["added_tokens"] if x["id"] < self.vocabulary]
         backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
+        named = tokenizer.special_tokens_map.items()
+        special = {key: token for key, token in named if backend.token_to_id(token) is not None}
         return transformers().PreTrainedTokenizerFast(
             tokenizer_object=backend,
             clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
             chat_template=tokenizer.chat_template,
-            **tokenizer.special_tokens_map,
+            **special,
         )
 
     @property

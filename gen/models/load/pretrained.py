@@ -69,6 +69,7 @@ def pretrained(
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
     if gguf is not None:
         gguf.require_all_read(model)
+        model.generation_config.update(**gguf.generation)
     if stored.get("quant_method") == "bitsandbytes":
         require_rows_apart(model.config.quantization_config)
         keep_layout(model)
