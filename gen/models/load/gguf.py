@@ -177,8 +177,11 @@ class GgufFile:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         state["added_tokens"] = [x for x in state["added_tokens"] if x["id"] < self.vocabulary]
         backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
-        named = tokenizer.special_tokens_map.items()
-        special = {key: token for key, token in named if backend.token_to_id(token) is not None}
+        special = {
+            key: token
+            for key, token in tokenizer.special_tokens_map.items()
+            if not isinstance(token, str) or backend.token_to_id(token) is not None
+        }
         return transformers().PreTrainedTokenizerFast(
             tokenizer_object=backend,
             clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
