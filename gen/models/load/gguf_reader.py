@@ -25,7 +25,7 @@ import numpy as np
 from gen.models.load.libraries import LOADING
 
 TOKENS = "tokenizer.ggml.tokens"  # field of the vocabulary
-ROW = 2**19  # numbers that are dequantised at once
+ROW = 2**16  # bytes of a row that blocks are dequantised in
 SHORT = 256  # entries of an array of the metadata that configs may need
 
 
