@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -71,6 +70,13 @@ ROWS: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
+def most_resident() -> float:
+    """Return the most memory that this process had, in MiB. The maximum of ``getrusage`` is no
+    less than the memory of the parent process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) / 1024 for x in lines if x.startswith("VmHWM"))
+
+
 def measure(row: str, model: str) -> dict[str, float]:
     """Load a model twice in this process; return seconds, and mebibytes at most."""
     found: dict[str, float] = {}
@@ -80,7 +86,7 @@ def measure(row: str, model: str) -> dict[str, float]:
         kept.append(ROWS[row](model))
         found[f"{name}, clock"] = time.perf_counter() - clock
         found[f"{name}, cores"] = time.process_time() - cores
-        found.setdefault(MEMORY, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        found.setdefault(MEMORY, most_resident())
     return found
 
 
