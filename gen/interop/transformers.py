@@ -140,6 +140,7 @@ def _decode(
         _require_logprobs(control.logprobs, request, config)
         sampler, sampling = _resolved(sampler, request, config.do_sample)
         _require_sampler(sampler, drafts, request)
+        _require_positions(request, model, drafts)
         target = _target(model, request, sampling)
         if streamer is not None:
             put = _following(streamer, request.ends, config, input_ids.device)
@@ -315,6 +316,21 @@ def _require_logprobs(logprobs: int | None, request: Request, config: Any) -> No
             f"logprobs is {logprobs!r} with processors that apply temperature or filters"
             " themselves; expected none of typical_p, epsilon_cutoff, eta_cutoff and top_h"
         )
+
+
+def _require_positions(request: Request, model: Any, drafts: list[Any]) -> None:
+    """Refuse more positions than a network has vectors for; rotations are made for any number, as
+    in ``generate``."""
+    longest, length = max(map(len, request.prompts)), request.space.length
+    for role, network in (("model", model), *(("draft model", draft) for draft in drafts)):
+        limit = CausalLM(network).learned_positions
+        # no pass reads the last token of the output
+        if limit is not None and longest + length - 1 > limit:
+            raise GenError(
+                f"the prompt has {longest} tokens and the output {length} positions, and the {role}"
+                f" {type(network).__name__} has embeddings of {limit} positions; expected at most"
+                f" {limit - longest + 1} new tokens"
+            )
 
 
 def _require_sampler(sampler: Sampler, drafts: list[Any], request: Request) -> None:

@@ -50,6 +50,13 @@ class LanguageModel(ModelAdapter):
         return super().dtype if self._lean is None else self._lean.embedding.dtype
 
     @property
+    def learned_positions(self) -> int | None:
+        """Number of positions that the network has vectors for; None where it rotates queries and
+        keys by angles that it computes for any position."""
+        rotates = any("rotary" in name for name, _ in self.model.named_modules())
+        return None if rotates else self.max_positions
+
+    @property
     def has_fast_forward(self) -> bool:
         """True where forward passes go through ``gen.models.adapters.fast_llama``."""
         return self._lean is not None
