@@ -39,6 +39,9 @@ class LanguageModel(ModelAdapter):
         self.vocab_size: int = self.config.vocab_size
         self.trained_at_mask = config_field(self.config, "trained_at_mask") is not False
         self.max_positions = config_field(self.config, "max_position_embeddings")
+        # angles of rotations are computed for any position
+        rotates = any("rotary" in name for name, _ in model.named_modules())
+        self.learned_positions = None if rotates else self.max_positions
         self.windows = windows_of(self.config)
         self._lean = LeanLlama.of(model)
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
@@ -48,13 +51,6 @@ class LanguageModel(ModelAdapter):
     @property
     def dtype(self) -> torch.dtype:
         return super().dtype if self._lean is None else self._lean.embedding.dtype
-
-    @property
-    def learned_positions(self) -> int | None:
-        """Number of positions that the network has vectors for; None where it rotates queries and
-        keys by angles that it computes for any position."""
-        rotates = any("rotary" in name for name, _ in self.model.named_modules())
-        return None if rotates else self.max_positions
 
     @property
     def has_fast_forward(self) -> bool:
