@@ -28,6 +28,8 @@ class ModelAdapter:
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
+        recomputed_past: length of text past which the network computes all keys anew; None where
+            keys stay.
         learned_positions: positions that the network has vectors for; None where it computes what
             it needs of any position.
         counts_known: a masked model of latents takes the positions known after a step.
@@ -50,6 +52,7 @@ class ModelAdapter:
     shift: int = 0
     max_positions: int | None = None
     learned_positions: int | None = None
+    recomputed_past: int | None = None
     counts_known: bool = False
     compiles: bool = False
     constant_widths: frozenset[int] = frozenset()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,7 @@ from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
+from gen.models.adapters.rotations import angles_of, original_length, recomputed_length
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.adapters.windows import narrowest, require_within, windows_of
 from gen.models.load.cache_argument import with_cache
@@ -39,6 +41,10 @@ class LanguageModel(ModelAdapter):
         self.vocab_size: int = self.config.vocab_size
         self.trained_at_mask = config_field(self.config, "trained_at_mask") is not False
         self.max_positions = config_field(self.config, "max_position_embeddings")
+        self._original_length = original_length(self.config)
+        self.recomputed_past = recomputed_length(self.config)
+        if self._original_length is not None:  # which angles there are depends on values
+            self.compiles = False
         # angles of rotations are computed for any position
         rotates = any("rotary" in name for name, _ in model.named_modules())
         self.learned_positions = None if rotates else self.max_positions
@@ -139,14 +145,22 @@ class LanguageModel(ModelAdapter):
         **more: int,
     ) -> Tensor:
         """Return the logits of the module's own forward pass."""
-        return self.model(
-            **inputs,
-            position_ids=positions,
-            attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
-            use_cache=True,
-            **with_cache(self.model, cache),
-            **more,
-        ).logits
+        with self._angles(positions, cache):
+            return self.model(
+                **inputs,
+                position_ids=positions,
+                attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
+                use_cache=True,
+                **with_cache(self.model, cache),
+                **more,
+            ).logits
+
+    def _angles(self, positions: Tensor, cache: Any) -> AbstractContextManager[None]:
+        """Let rotations that depend on the length of the text take that of each token."""
+        if self._original_length is None or cache.slots <= self._original_length:
+            return nullcontext()
+        last = positions.amax(1, keepdim=True) if cache.starts is None else cache.starts
+        return angles_of(self.model, torch.maximum(positions, last) + 1)
 
 
 def _attend_in(cache: Any, mask: Mask | None) -> Attend:
