@@ -22,7 +22,12 @@ from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.rotations import angles_of, original_length, recomputed_length
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.adapters.windows import narrowest, require_within, windows_of
+from gen.models.adapters.windows import (
+    narrowest,
+    require_followed,
+    require_within,
+    windows_of,
+)
 from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
@@ -185,7 +190,12 @@ class CausalLM(LanguageModel):
     superposes = True
 
     def new_cache(self, slots: int) -> SlotCache:
-        """Return an empty cache, whose masks follow the kinds of the model's layers."""
+        """Return an empty cache, whose masks follow the kinds of the model's layers.
+
+        Raises:
+            GenError: attention depends on the number of slots in use.
+        """
+        require_followed(self.config, slots)
         cache = self._new_cache(slots)
         if (narrowest(self.windows) or slots) < slots:
             cache.windows = self.windows
