@@ -126,9 +126,7 @@ def test_control_a_window_that_is_off_by_one_gives_other_ids(monkeypatch, by):
 def test_beams_beyond_a_window_are_those_of_generate(name):
     model, ids = published(name), padded_left(prompts(2, 2 * WINDOW))
     beams = own(model, ids, num_beams=3)
-    got = own(
-        model, ids, custom_generate=transformers_generate, sampler={"name": "beam", "beams": 3}
-    )
+    got = ours(model, ids, {"name": "beam", "num_beams": 3})
     assert torch.equal(got, beams)
 
 
