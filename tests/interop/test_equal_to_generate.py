@@ -108,8 +108,8 @@ def test_other_architectures_with_windows_give_the_ids_of_generate(name):
     # eager attention of transformers makes NaN of padding in float64
     model = published(name, torch.float32 if name == "gemma2" else torch.float64)
     ids, draft = padded_left(prompts(8, LONGEST)), changed(model)
-    for label, spec in SPECS.items():
-        assert rows_equal(model, ids[:4], spec, draft) == 4, label
+    for label in ("autoregressive", "speculative_jacobi", "follow-branching", "token_recycling"):
+        assert rows_equal(model, ids, SPECS[label], draft) == len(ids), label
 
 
 @pytest.mark.parametrize("by", [1, -1])

@@ -151,7 +151,7 @@ def test_graphs_take_a_mask_for_each_kind_of_layer():
 
 
 def test_layers_that_are_left_out_leave_the_kinds_of_the_others():
-    """A network finds the mask of a layer by its place among the layers that are kept."""
+    """A network finds the mask of a layer by its index among the layers that are kept."""
     model = published("gemma3", num_hidden_layers=4)
     kinds = model.config.layer_types
     assert kinds[1] != kinds[2]

@@ -30,7 +30,7 @@ def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Modul
     other = replaced(model, name, kept)
     owner = other.get_submodule(name.rpartition(".")[0])
     kinds = config_field(config_field(owner, "config"), "layer_types")
-    if kinds is not None:  # a network finds the kind of a layer by its place
+    if kinds is not None:  # a network finds the kind of a layer by its index in the list
         vars(owner)["config"] = config = copy.copy(owner.config)
         vars(config)["layer_types"] = [kinds[n] for n in layers]
     return other
