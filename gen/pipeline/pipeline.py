@@ -397,9 +397,10 @@ class Pipeline(PreparedModels):
 
         A published checkpoint is saved in its published layout: the files that loading it read are
         copied with their stored weights, and the pipeline's dtype is recorded and used on loading.
-        A model of gen's own architectures is written from memory, in the pipeline's dtype, with
-        its frontend and draft model. A model card is written too. The folder appears whole or not
-        at all.
+        A model of a GGUF file becomes a folder of transformers with safetensors, which others load
+        too. A model of gen's own architectures is written from memory, in the pipeline's dtype,
+        with its frontend and draft model. A model card is written too. The folder appears whole or
+        not at all.
 
         Args:
             folder: a folder that is new or empty.
