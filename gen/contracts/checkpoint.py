@@ -356,6 +356,9 @@ class Checkpoint(ABC):
         takes: those of ``FROM_PRETRAINED`` that loading honours.
         runs_from_disk: whether a device map may leave all modules on disk; False where the network
             reads weights beside its modules.
+        default_samplers: sampler of a user who names none, by ``model_key``, where it is another
+            one than the modality's. Drafts cost time where few are accepted, and how many are is
+            known of models alone that were measured.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -374,6 +377,7 @@ class Checkpoint(ABC):
     most: ClassVar[Mapping[str, int]] = {}
     takes: ClassVar[frozenset[str]] = frozenset()
     runs_from_disk: ClassVar[bool] = True
+    default_samplers: ClassVar[Mapping[str, str]] = {"causal": "autoregressive"}
 
     modality: Modality
     frontend: TokenFrontend

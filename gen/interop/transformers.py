@@ -60,7 +60,7 @@ def transformers_generate(
     synced_gpus: bool = False,
     streamer=None,
     *,
-    sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi",
+    sampler: str | Mapping[str, Any] | Sampler = "autoregressive",
     seed: int | None = None,
     draft_model=None,
     logprobs: int | None = None,
