@@ -151,6 +151,11 @@ class CheckpointFiles:
         return str(self.config.get("model_type", ""))
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """True for a model whose prompt is read by an encoder of its own."""
+        return bool(self.config.get("is_encoder_decoder"))
+
+    @property
     def embedded(self) -> bool:
         """True for gen's own architectures, and so for all models of the zoo."""
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
@@ -484,8 +489,9 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
             " a family knows by their names"
         )
     serving = [name for name, cls in table.items() if modality in cls.modalities]
+    kind = f"{kind!r}" + (", an encoder-decoder model" if files.is_encoder_decoder else "")
     raise GenError(
-        f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r}"
+        f"model {files.name} is a {kind}, which no family recognises; the modality {modality!r}"
         f" has models of its own (gen ls models) and the families {', '.join(serving)}"
     )
 
