@@ -140,7 +140,8 @@ def _decode(
         _require_logprobs(control.logprobs, request, config)
         sampler, sampling = _resolved(sampler, request, config.do_sample)
         _require_sampler(sampler, drafts, request)
-        target = _target(model, request, sampling)
+        _require_positions(request, model)
+        target = _target(CausalLM(model), request, sampling)
         if streamer is not None:
             put = _following(streamer, request.ends, config, input_ids.device)
         rng = CounterRNG(_keys(request.prompts, seed), model.device)
@@ -159,7 +160,7 @@ def _listed(draft_model) -> list[Any]:
 
 def _draft(drafts: list[Any], request: Request, sampling: SamplingParams) -> Any:
     """Make the target of the draft model, or of each where there are several."""
-    targets = [_target(draft, request, sampling) for draft in drafts]
+    targets = [_target(DraftLM(draft), request, sampling) for draft in drafts]
     return targets if len(targets) > 1 else next(iter(targets), None)
 
 
@@ -227,7 +228,21 @@ class GuidedTarget(CausalTarget):
         return super()._split(wide.log_softmax(-1))
 
 
-def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
+class DraftLM(CausalLM):
+    """Draft model, which may have vectors for fewer positions than the text takes.
+
+    Calls for rows of several lengths ask it about positions past its last, which it is then told to
+    be the last. Samplers draft with a model up to there (``CausalTarget.reach``), and no draft
+    counts unverified.
+    """
+
+    def _of_module(self, inputs, positions, mask, cache, **more):
+        if self.learned_positions is not None:
+            positions = positions.clamp_max(self.learned_positions - 1)
+        return super()._of_module(inputs, positions, mask, cache, **more)
+
+
+def _target(model: CausalLM, request: Request, sampling: SamplingParams) -> CausalTarget:
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
 
@@ -239,7 +254,7 @@ def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
         branches = {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
         kind = GuidedTarget if request.controls else CausalTarget
     return kind(
-        CausalLM(model),
+        model,
         pad(request.prompts),
         request.space,
         sampling,
@@ -314,6 +329,19 @@ def _require_logprobs(logprobs: int | None, request: Request, config: Any) -> No
         raise GenError(
             f"logprobs is {logprobs!r} with processors that apply temperature or filters"
             " themselves; expected none of typical_p, epsilon_cutoff, eta_cutoff and top_h"
+        )
+
+
+def _require_positions(request: Request, model: Any) -> None:
+    """Refuse more positions than the network has vectors for; rotations are made for any number,
+    as in ``generate``."""
+    longest, length = max(map(len, request.prompts)), request.space.length
+    limit = CausalLM(model).learned_positions
+    # no pass reads the last token of the output
+    if limit is not None and longest + length - 1 > limit:
+        raise GenError(
+            f"the prompt has {longest} tokens and the output {length}, and {type(model).__name__}"
+            f" has embeddings of {limit} positions; expected at most {limit + 1} tokens together"
         )
 
 

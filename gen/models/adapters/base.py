@@ -28,6 +28,8 @@ class ModelAdapter:
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
+        learned_positions: positions that the network has vectors for; None where it computes what
+            it needs of any position.
         counts_known: a masked model of latents takes the positions known after a step.
         compiles: forward passes can run as graphs: ``network``, and of a masked model
             ``canvas_network``, are functions of tensors.
@@ -47,6 +49,7 @@ class ModelAdapter:
     ragged: bool = False
     shift: int = 0
     max_positions: int | None = None
+    learned_positions: int | None = None
     counts_known: bool = False
     compiles: bool = False
     constant_widths: frozenset[int] = frozenset()

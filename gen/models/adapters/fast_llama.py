@@ -26,6 +26,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from gen.models.adapters.masks import CAUSAL, Mask
+from gen.models.adapters.windows import windows_of
 from gen.models.load.locate import config_field
 from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
@@ -176,6 +177,7 @@ def _is_plain(model: nn.Module) -> bool:
         config_field(config, "pretraining_tp", 1) == 1,
         config.rope_parameters.get("rope_type", "default") == "default",
         attention_implementation(config) in ("sdpa", "eager", None),
+        not windows_of(config),
     )
     layers = (m for m in model.modules() if type(m) is not nn.Linear and hasattr(m, "in_features"))
     hooked = (

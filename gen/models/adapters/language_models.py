@@ -16,10 +16,11 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
-from gen.models.adapters.masks import CAUSAL, Mask, blocks_among, hide
+from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
 from gen.models.adapters.slot_cache import SlotCache
+from gen.models.adapters.windows import narrowest, require_within, windows_of
 from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
@@ -38,6 +39,10 @@ class LanguageModel(ModelAdapter):
         self.vocab_size: int = self.config.vocab_size
         self.trained_at_mask = config_field(self.config, "trained_at_mask") is not False
         self.max_positions = config_field(self.config, "max_position_embeddings")
+        # angles of rotations are computed for any position
+        rotates = any("rotary" in name for name, _ in model.named_modules())
+        self.learned_positions = None if rotates else self.max_positions
+        self.windows = windows_of(self.config)
         self._lean = LeanLlama.of(model)
         self.takes_block_masks = attention_implementation(self.config) == "flex_attention"
         # whether the module makes no mask where it is given none and attention is plainly causal
@@ -66,6 +71,15 @@ class LanguageModel(ModelAdapter):
         self._lean = lean
 
     def new_cache(self, slots: int) -> SlotCache:
+        """Return an empty cache.
+
+        Raises:
+            GenError: some layers see fewer positions.
+        """
+        require_within(self.windows, slots, self.config.model_type)
+        return self._new_cache(slots)
+
+    def _new_cache(self, slots: int) -> SlotCache:
         cache = SlotCache(self.config.num_hidden_layers, slots)
         cache.whole, cache.block_masks = self.graphs is not None, self.takes_block_masks
         return cache
@@ -84,7 +98,7 @@ class LanguageModel(ModelAdapter):
         self,
         tokens: Tensor,
         positions: Tensor,
-        mask: Mask | None,
+        mask: LayerMasks | None,
         cache: SlotCache,
         keep: int = 0,
         taps: dict[int, Tensor | None] | None = None,
@@ -108,7 +122,7 @@ class LanguageModel(ModelAdapter):
         return self.network(inputs, positions, mask, cache)
 
     def network(
-        self, inputs: dict[str, Tensor], positions: Tensor, mask: Mask | None, cache: Any
+        self, inputs: dict[str, Tensor], positions: Tensor, mask: LayerMasks | None, cache: Any
     ) -> Tensor:
         """See ``ModelAdapter``."""
         if self._lean is None:
@@ -120,7 +134,7 @@ class LanguageModel(ModelAdapter):
         self,
         inputs: dict[str, Tensor],
         positions: Tensor,
-        mask: Mask | None,
+        mask: LayerMasks | None,
         cache: Any,
         **more: int,
     ) -> Tensor:
@@ -157,25 +171,11 @@ class CausalLM(LanguageModel):
     superposes = True
 
     def new_cache(self, slots: int) -> SlotCache:
-        """Return an empty cache.
-
-        Raises:
-            GenError: layers with a sliding window see fewer slots; one mask serves all layers.
-        """
-        types = config_field(self.config, "layer_types") or [
-            (
-                "sliding_attention"
-                if config_field(self.config, "use_sliding_window", True)
-                else "full_attention"
-            )
-        ]
-        window = config_field(self.config, "sliding_window")
-        if window and "sliding_attention" in types and slots > window:
-            raise GenError(
-                f"prompt and answer take {slots} positions, and layers of this"
-                f" {self.config.model_type!r} see {window}; expected at most {window}"
-            )
-        return super().new_cache(slots)
+        """Return an empty cache, whose masks follow the kinds of the model's layers."""
+        cache = self._new_cache(slots)
+        if (narrowest(self.windows) or slots) < slots:
+            cache.windows = self.windows
+        return cache
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
@@ -338,6 +338,7 @@ class MaskedLM(LanguageModel):
     ) -> Tensor:
         """Return logits of the last ``keep`` columns, or all for 0; ``taps`` as ``_logits``."""
         width = ids.shape[1]
+        require_within(self.windows, width, self.config.model_type)
         at = torch.arange(width, device=ids.device)[None].expand_as(ids)
         at, hidden = (
             (at, None)

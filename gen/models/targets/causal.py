@@ -76,6 +76,16 @@ class CausalTarget(Target):
         dependent = self.space.is_history_dependent or bool(self.sampling.looks_back)
         return dependent or self._known is not None
 
+    @property
+    def reach(self) -> np.ndarray | None:
+        """Number of grid positions of each row that the network has vectors for, int64 [b]; None
+        where there is no such number."""
+        limit = self.model.learned_positions if isinstance(self.model, ModelAdapter) else None
+        if limit is None:
+            return None
+        lengths = self.prompts.host_lengths.reshape(self.branches, -1)[:, self.prompts.row_items]
+        return limit - lengths.max(0) + 1
+
     def _no_history(self) -> Tensor:
         """Make the history of rows without tokens, long [B, T + 1]."""
         return torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device)
