@@ -15,7 +15,7 @@ import pytest
 import torch
 from calls import only
 from published import padded_left, save_quietly, tiny_tokenizer
-from tiny_checkpoints import SHAPE, tiny
+from tiny_checkpoints import tiny
 
 import gen
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, options_of
