@@ -202,9 +202,9 @@ class AutoWidth:
         """Count drafts that a row accepted, and end a trial that shows too few of them."""
         known = self.known
         self.accepted += accepted
-        if width <= self.best or width != self.width:
+        if width <= self.best or width != self.width or self.settled < CHANCE:
             return
-        if self.settled >= CHANCE and self.accepted < LEAST * self.settled:
+        if self.accepted < LEAST * self.settled:
             known.pause, known.wait, self.stay = known.wait, 2 * known.wait, 0
         elif known.rounds(width) >= ENOUGH:
             known.wait = PAUSE
