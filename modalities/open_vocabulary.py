@@ -37,6 +37,10 @@ class FreePrompts:
         self.checkpoint = checkpoint
 
     @property
+    def default_samplers(self) -> Mapping[str, str]:
+        return {**super().default_samplers, **self.checkpoint.default_samplers}
+
+    @property
     def default_sampling(self) -> dict[str, Any]:
         return self.checkpoint.sampling
 

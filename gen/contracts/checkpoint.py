@@ -151,6 +151,11 @@ class CheckpointFiles:
         return str(self.config.get("model_type", ""))
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """True for a model whose prompt is read by an encoder of its own."""
+        return bool(self.config.get("is_encoder_decoder"))
+
+    @property
     def embedded(self) -> bool:
         """True for gen's own architectures, and so for all models of the zoo."""
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
@@ -357,6 +362,9 @@ class Checkpoint(ABC):
         takes: those of ``FROM_PRETRAINED`` that loading honours.
         runs_from_disk: whether a device map may leave all modules on disk; False where the network
             reads weights beside its modules.
+        default_samplers: sampler of a user who names none, by ``model_key``, where it is another
+            one than the modality's. Drafts cost time where few are accepted, and how many are is
+            known of models alone that were measured.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -375,6 +383,7 @@ class Checkpoint(ABC):
     most: ClassVar[Mapping[str, int]] = {}
     takes: ClassVar[frozenset[str]] = frozenset()
     runs_from_disk: ClassVar[bool] = True
+    default_samplers: ClassVar[Mapping[str, str]] = {"causal": "autoregressive"}
 
     modality: Modality
     frontend: TokenFrontend
@@ -481,8 +490,9 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
             " a family knows by their names"
         )
     serving = [name for name, cls in table.items() if modality in cls.modalities]
+    kind = f"{kind!r}" + (", an encoder-decoder model" if files.is_encoder_decoder else "")
     raise GenError(
-        f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r}"
+        f"model {files.name} is a {kind}, which no family recognises; the modality {modality!r}"
         f" has models of its own (gen ls models) and the families {', '.join(serving)}"
     )
 

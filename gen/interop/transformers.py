@@ -60,7 +60,7 @@ def transformers_generate(
     synced_gpus: bool = False,
     streamer=None,
     *,
-    sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi",
+    sampler: str | Mapping[str, Any] | Sampler = "autoregressive",
     seed: int | None = None,
     draft_model=None,
     logprobs: int | None = None,
@@ -100,7 +100,8 @@ def transformers_generate(
         Long [B, S + new], padded behind the eos token, or a ``GenerateOutput``.
 
     Raises:
-        GenError: the model's attention takes no masks, or a setting cannot be honoured.
+        GenError: the model is an encoder-decoder or recurrent, its attention takes no masks, or a
+            setting cannot be honoured.
     """
     penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     text = tokenizer if processing_class is None else processing_class

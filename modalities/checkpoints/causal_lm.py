@@ -46,8 +46,10 @@ class CausalText(LanguagePrompts):
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
-        return files.model_type in CAUSAL_LM_TYPES or "AutoModelForCausalLM" in files.config.get(
-            "auto_map", {}
+        # transformers would take the decoder of an encoder-decoder model alone
+        return not files.is_encoder_decoder and (
+            files.model_type in CAUSAL_LM_TYPES
+            or "AutoModelForCausalLM" in files.config.get("auto_map", {})
         )
 
     def __init__(

@@ -190,7 +190,23 @@ def test_architectures_without_a_cache_of_slots_are_refused(tmp_path):
     )
     save_quietly(MambaForCausalLM(small), tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    refused("gen's KV cache", model=tmp_path)
+    refused("recurrent", model=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Bart", "T5"])
+def test_encoder_decoder_models_are_refused_as_such(name, tmp_path):
+    import transformers
+
+    t5 = {"d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    bart = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1}
+    shape = {"vocab_size": 64, "d_model": 32, **(t5 if name == "T5" else bart)}
+    config = getattr(transformers, f"{name}Config")(**shape)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    save_quietly(model, tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused("an encoder-decoder model", model=tmp_path)
+    with pytest.raises(GenError, match=f"{name}ForConditionalGeneration.*encoder-decoder model"):
+        model.generate(torch.tensor([[5, 6, 7]]), custom_generate=gen.transformers_generate)
 
 
 def test_missing_extra_and_mis_shaped_keys_are_listed(llama, tmp_path):
