@@ -88,8 +88,8 @@ class TokenSpace:
         prompt_tokens: long [n], the token that each id of a prompt stands for, -1 for none; None
             where a prompt's ids are tokens wherever they may be generated.
         stop: texts before which the text of a row is cut off.
-        stop_token_ids: tokens that end a row as ``end_token_ids`` do, at the wish of a user: under a
-            structure they are text.
+        stop_token_ids: tokens that end a row as ``end_token_ids`` do, at the wish of a user: a
+            structure takes them for text.
         stops: rule of ``stop``, where positions are filled in order.
         blocks: consecutive slices of positions that cover the grid, for models that decode block by
             block; empty where the model's one ``block_length`` says it.
