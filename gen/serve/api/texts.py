@@ -279,8 +279,11 @@ def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
     belongs to."""
     decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
     for token in tokens:
-        offsets.append(start)
-        start += len(decoder.decode(token.text_bytes or b""))
+        raw = token.text_bytes or b""
+        start += len(decoder.decode(raw[:1]))
+        is_inside = bool(decoder.getstate()[0]) or not raw  # of a character that is not over
+        offsets.append(start if is_inside else start - 1)
+        start += len(decoder.decode(raw[1:]))
     return offsets
 
 
