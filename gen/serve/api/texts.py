@@ -275,7 +275,7 @@ def _by_text(token: TokenLogprob) -> dict[str, float]:
 
 
 def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
-    """Return the place of each token in the text, in characters: that of the character that it
+    """Return the position of each token in the text, in characters: that of the character that it
     belongs to."""
     decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
     for token in tokens:
