@@ -67,7 +67,7 @@ def shaped(
         GenError: the tokens are no text.
     """
     controls = sampling.controls()
-    for name in ("max_new_tokens", "stop"):
+    for name in ("max_new_tokens", "max_length", "stop"):
         if name in controls and not isinstance(frontend, TextBytes):
             raise GenError(
                 f"sampling.{name} is {controls[name]!r}, and the model's tokens are no text;"
@@ -85,6 +85,34 @@ def resized(space: TokenSpace, length: int) -> TokenSpace:
     legal = torch.cat([space.legal, more])[:length]
     blocks = tuple(slice(b.start, min(b.stop, length)) for b in space.blocks if b.start < length)
     return replace(space, grid=(length,), legal=legal, blocks=blocks)
+
+
+def within_length(
+    sampling: SamplingParams, limits: Sequence[int | None], prompts: Sequence[int], positions: int
+) -> list[int | None]:
+    """Return ``max_new_tokens`` of each item under ``max_length``.
+
+    Args:
+        sampling: sampling parameters.
+        limits: ``max_new_tokens`` of each item, or None.
+        prompts: tokens of the prompt of each item, and of what is given.
+        positions: new tokens that a row may have.
+
+    Raises:
+        GenError: a prompt leaves no room for a token.
+    """
+    most = sampling.max_length
+    if most is None or sampling.max_new_tokens is not None:
+        return list(limits)
+    if max(prompts) >= most:
+        raise GenError(
+            f"sampling.max_length is {most} and a prompt has {max(prompts)} tokens; expected room"
+            " for one more at least"
+        )
+    return [
+        most - n if most - n < positions else limit
+        for n, limit in zip(prompts, limits, strict=True)
+    ]
 
 
 def item_limits(

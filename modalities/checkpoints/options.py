@@ -96,7 +96,7 @@ def stated_generation(files: CheckpointFiles, wanted: Any) -> dict[str, Any]:
     if not _takes_generation_config(wanted):
         return {}
     said = files.json(GENERATION)
-    warn_of_missing(said, files.name, _positions(files))
+    warn_of_missing(said, files.name)
     return said
 
 

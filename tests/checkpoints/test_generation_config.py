@@ -78,6 +78,7 @@ STATED = {
         {"max_new_tokens": 30, "min_new_tokens": 4},
         {"max_new_tokens": 30, "min_new_tokens": 4},
     ),
+    "a length with the prompt": ({"max_length": 99}, {"max_length": 99}),
     "half of the positions at most": ({"max_new_tokens": 9000}, {"max_new_tokens": 128}),
     "stop texts": ({"stop_strings": ["END", "\n\n"]}, {"stop": ["END", "\n\n"]}),
     "one stop text": ({"stop_strings": "END"}, {"stop": "END"}),
@@ -160,7 +161,6 @@ MISSING = {
     "forced_eos_token_id = 2": {"forced_eos_token_id": 2},
     "forced_bos_token_id = 1": {"forced_bos_token_id": 1},
     "min_length = 9": {"min_length": 9},
-    "max_length = 99": {"max_length": 99},
     "penalty_alpha = 0.6": {"penalty_alpha": 0.6},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": [3, 1.2]},
     "sequence_bias = 'of several tokens'": {"sequence_bias": [[[5, 6], -2.0]]},
@@ -193,7 +193,7 @@ def test_the_warning_comes_with_the_pipeline(copied):
 def test_settings_that_change_no_token_are_not_named(copied):
     quiet = {
         "use_cache": False, "cache_implementation": "hybrid", "length_penalty": 2.0,
-        "max_length": 256, "num_beams": 1, "typical_p": 1.0, "renormalize_logits": True,
+        "num_beams": 1, "typical_p": 1.0, "renormalize_logits": True,
         "output_scores": True, "image_token_id": 7, "num_return_sequences": 1,
         "epsilon_cutoff": 0.0, "forced_eos_token_id": None, "return_dict_in_generate": True,
     }  # fmt: skip
@@ -214,6 +214,7 @@ WRONG = {
     "repetition_penalty is 0": {"repetition_penalty": 0},
     "no_repeat_ngram_size is -2": {"no_repeat_ngram_size": -2},
     "max_new_tokens is 0": {"max_new_tokens": 0},
+    "max_length is 0": {"max_length": 0},
     "min_new_tokens is -3": {"min_new_tokens": -3},
     "do_sample.* is 'yes'": {"do_sample": "yes"},
     "bad_words_ids.* is 5": {"bad_words_ids": 5},
@@ -239,6 +240,34 @@ def test_loading_refuses_an_invalid_value_before_any_weights(copied):
 
 
 # --- tokens equal those of ``generate``
+
+
+@pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi", "prompt_lookup"])
+def test_a_length_counts_the_prompt(copied, sampler):
+    states(copied, do_sample=False, max_length=18)
+    model, pipe = reference(copied), load(copied)
+    expected = [generate(model, p) for p in PROMPTS]
+    assert len({len(row) for row in expected}) == 3
+    out = pipe(PROMPTS, sampler)
+    assert [tokens_of(out, i) for i in range(3)] == expected
+    longer = [generate(model, p, max_new_tokens=LENGTH) for p in PROMPTS]
+    out = pipe(PROMPTS, sampler, max_new_tokens=LENGTH)
+    assert [tokens_of(out, i) for i in range(3)] == longer
+    with pytest.raises(GenError, match="max_length is 18 and a prompt has .* tokens"):
+        pipe("a prompt that is longer than that", sampler)
+
+
+def test_the_server_says_that_a_length_was_reached(copied):
+    from served import serving
+
+    states(copied, do_sample=False, max_length=13)
+    with serving(models={"m": load(copied)}) as server:
+        body = {"model": "m", "prompt": PROMPTS[:2], "sampler": "autoregressive"}
+        _, answer, _ = server.ask("/v1/completions", body)
+        assert [c["finish_reason"] for c in answer["choices"]] == ["length", "length"]
+        _, answer, _ = server.ask("/v1/completions", {**body, "max_length": 12})
+        assert answer["usage"]["completion_tokens"] == sum(12 - 1 - len(p) for p in PROMPTS[:2])
+
 
 GREEDY = {
     "plain": {},

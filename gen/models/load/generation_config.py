@@ -19,7 +19,7 @@ from gen.core.sampling_params import SamplingParams
 GENERATION = "generation_config.json"
 SAME_NAME = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size",
-    "min_new_tokens", "max_new_tokens",
+    "min_new_tokens", "max_new_tokens", "max_length",
 )  # fmt: skip
 # read by ``sampling_of``, ``first_tokens`` and ``end_ids`` under other names
 READ = (
@@ -108,13 +108,12 @@ def first_tokens(said: Mapping[str, Any], name: str) -> list[int]:
     return _ids(said, "begin_suppress_tokens", f"{GENERATION} of model {name}")
 
 
-def warn_of_missing(said: Mapping[str, Any], name: str, positions: int | None) -> None:
+def warn_of_missing(said: Mapping[str, Any], name: str) -> None:
     """Warn of the settings that change tokens and that gen lacks.
 
     Args:
         said: content of the file.
         name: name of the model.
-        positions: positions of the model; a ``max_length`` of as many says nothing new.
     """
     known = (*SAME_NAME, *READ, *WITHOUT_EFFECT)
     missing = {
@@ -124,9 +123,6 @@ def warn_of_missing(said: Mapping[str, Any], name: str, positions: int | None) -
     }
     # other ids are names of tokens, such as that of an image
     missing = {k: v for k, v in missing.items() if not k.endswith("_token_id") or k in FORCED}
-    longest = missing.get("max_length")
-    if isinstance(longest, int) and positions is not None and longest >= positions:
-        del missing["max_length"]
     if any(len(tokens) != 1 for tokens, _ in _biases(said)):
         missing["sequence_bias"] = "of several tokens"
     if missing:

@@ -66,6 +66,9 @@ class TextFields(SamplerFields):
     structured: dict[str, Any] | None = Field(None, description="Rule that the text obeys.")
     min_new_tokens: int | None = Field(None, le=MOST_TOKENS)
     max_new_tokens: int | None = None
+    max_length: int | None = Field(
+        None, le=MOST_TOKENS, description="Most tokens of prompt and output together."
+    )
     prefix: Text | None = Field(None, description="Text that every output begins with.")
 
     def limits(self, *names: str) -> dict[str, Any]:
@@ -360,8 +363,8 @@ def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> l
     _, binding, frontend = pipe.bound(output.model)
     ends = {*binding.space.ends, *output.sampling.stop_token_ids}
     reasons: list[str] = []
-    for tokens in output.tokens.tolist():
-        if ends & set(tokens):
+    for tokens, stats in zip(output.tokens.tolist(), output.stats, strict=True):
+        if ends & set(tokens[: stats.tokens]):  # what fills a row behind its limit ends nothing
             reasons.append("stop")
             continue
         text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)
