@@ -30,7 +30,13 @@ from gen.models.load.routed import router_of
 from gen.models.targets.base import Target
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.candidates import decoded_on_demand
-from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
+from gen.pipeline.control import (
+    before_stop,
+    controlled,
+    filled_behind,
+    item_limits,
+    within_length,
+)
 from gen.pipeline.evaluator import RunEvaluator
 from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
 from gen.pipeline.logprobs import with_texts
@@ -279,7 +285,11 @@ class PreparedModels(PromptedModels):
                 length_space = space
             space = without_eos(space)
         num_prefix = 0 if start.prefix is None else len(start.prefix)
-        limits = item_limits([item.max_new_tokens for item in items], space, sampling)
+        wanted = [item.max_new_tokens for item in items]
+        if sampling.max_length is not None:
+            prompts = [len(binding.prompt(i.condition)) + num_prefix for i in items]
+            wanted = within_length(sampling, wanted, prompts, space.length - num_prefix)
+        limits = item_limits(wanted, space, sampling)
         if limits is not None and not protocol.left_to_right:
             canvas = space.empty(len(items), self.device) if start.canvas is None else start.canvas
             start = replace(start, canvas=filled_behind(canvas, limits + num_prefix, space))

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.models.targets.base import StepOutput
-from gen.samplers.causal.couplings import without_eos
+from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.host import to_device
@@ -141,7 +141,7 @@ class ProactiveDrafter(JacobiDrafter):
         self.init.accept(step, verdict)
         accepted = verdict.num_accepted
         columns = self._columns([0, *(c + 1 for c in self.chain)], chain.tokens)[0]
-        following = without_eos(logp.index_select(1, columns), self.space.eos_token_id)
+        following = without_ends(logp.index_select(1, columns), self.space.ends)
         ids = self._continued(step, chain.tokens, following, accepted)
         width = length + 1
         inside = accepted[:, None] + torch.arange(1, width + 1, device=logp.device)

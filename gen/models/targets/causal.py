@@ -483,8 +483,8 @@ class CausalTarget(Target):
     def _ended(self, positions: Tensor, legal: Tensor | None) -> Tensor | None:
         """Find the positions where the row has ended: bool [B, L]; None without a history.
 
-        They are those behind an eos token and, so that no ban of the eos token keeps a row from
-        ending, those where it alone is allowed.
+        They are those behind an end and, so that no ban of the eos token keeps a row from ending,
+        those where it alone is allowed.
 
         Args:
             positions: long [B, L].
@@ -496,15 +496,15 @@ class CausalTarget(Target):
         column = torch.arange(self.history.shape[1] - 1, device=self.device)
         # of a tree every column has a history of its own
         history = self.history[:, None] if self._branches is None else self._branches
-        is_eos = history[..., 1:] == end
-        first = torch.where(is_eos, column, len(column)).amin(-1)
+        is_end = self.space.is_end(history[..., 1:])
+        first = torch.where(is_end, column, len(column)).amin(-1)
         ended = first < positions
         if self.past is None or legal is None:
             return ended
         return ended | (legal[..., end] & (legal.sum(-1) == 1))
 
     def _only_eos(self, logprobs: Tensor, ended: Tensor | None) -> Tensor:
-        """Let another eos token follow the eos token, whatever the logits are.
+        """Let the eos token follow the end of a row, whatever the logits are.
 
         Args:
             logprobs: log-probabilities [B, L, V], which are written over.
