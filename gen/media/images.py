@@ -24,7 +24,7 @@ from gen.media.containers import existing_file, info_to_comment
 
 FORMATS = ("png", "webp", "jpg")
 # formats of Pillow that files are opened as: none that runs another program or a page description
-# language. JPEG includes the files of several pictures that phones write.
+# language. JPEG includes the files of several images that phones write.
 OPENED = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 QUALITY = 95  # of a JPEG, without subsampled colours
 DESCRIPTION = 0x010E  # the Exif tag ImageDescription
@@ -143,8 +143,9 @@ def image_size(path: Path) -> tuple[int, int]:
     """Return width and height of the upright image, from its header alone. Raises ``GenError``."""
     try:
         with Image.open(existing_file(path, "image"), formats=_openers(OPENED)) as image:
-            turned = _orientation(image) >= 5
-            return image.size[::-1] if turned else image.size
+            # the size of a TIFF is that of its upright image
+            is_turned = _orientation(image) >= 5 and image.format != "TIFF"
+            return image.size[::-1] if is_turned else image.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise GenError(f"image {path} cannot be read: {error}") from None
 
@@ -201,6 +202,8 @@ def _eight_bits(image: Image.Image, said: str) -> Image.Image:
     """Return the colours in a mode of 8 bits: L, RGB or CMYK."""
     if image.mode in ("L", "RGB", "CMYK"):
         return image
+    if image.mode in ("P", "PA"):
+        return image.convert("RGBA").convert("RGB")
     if not image.mode.startswith(("I", "F")):
         return image.convert("L" if image.mode in ("1", "LA") else "RGB")
     levels, tags = np.asarray(image), getattr(image, "tag_v2", {})

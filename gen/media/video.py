@@ -263,8 +263,9 @@ def read_video(
 def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> list[int]:
     """Choose the frames that a clip shows at the ticks 0, 1 / fps, 2 / fps, ...
 
-    A clip whose frames each begin within half a tick of their own tick, and which ends so, keeps
-    them all. Of any other clip, the frame of a tick is the last one that has begun.
+    A clip whose frames each begin within half a tick of their own tick, and which is not half a
+    tick longer, keeps them all. Of any other clip, the frame of a tick is the last one that has
+    begun.
 
     Args:
         fps: Ticks per second.
@@ -278,11 +279,12 @@ def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> li
     begins, count = np.array(times) - times[0], len(times)
     if end <= times[-1]:
         end = times[-1] + (begins[-1] / (count - 1) if count > 1 else 1 / fps)
-    edges = np.append(begins, end - times[0])
-    if (np.abs(edges * fps - np.arange(count + 1)) < 0.5).all():
+    length = end - times[0]
+    is_own_rate = (np.abs(begins * fps - np.arange(count)) < 0.5).all()
+    if is_own_rate and length * fps < count + 0.5:
         return list(range(count))
     slack = unit / 2 + 1e-6
-    ticks = np.arange(max(1, np.ceil((edges[-1] - slack) * fps))) / fps
+    ticks = np.arange(max(1, np.ceil((length - slack) * fps))) / fps
     return (np.searchsorted(begins, ticks + slack, side="right") - 1).tolist()
 
 
@@ -352,7 +354,7 @@ def _shown(
 
 
 def _turn(frame: Any, path: Path) -> tuple[bool, tuple[int, ...]]:
-    """Return how a frame is turned upright: whether rows and columns change places, and the axes
+    """Return how a frame is turned upright: whether rows and columns are exchanged, and the axes
     that are flipped then. Raises ``GenError`` for another angle than quarter turns."""
     found = [item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"]
     if not found:

@@ -220,7 +220,7 @@ def test_texts_of_a_published_tokenizer_end_with_its_end(tmp_path):
     ("case", "message"),
     [
         ("empty", "holds nothing; expected media of modality 'image': .png"),
-        ("other", r"holds 1 file \(.md\); expected media of modality 'image'"),
+        ("other", r"holds 1 file \(1 .md\); expected media of modality 'image'"),
         ("missing", "is no folder; expected a folder of media"),
         ("lost", r"metadata.jsonl names 1 file that are not there: gone.png"),
         ("row", r"metadata.jsonl, line 1 is no JSON"),
