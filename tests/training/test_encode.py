@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.modalities.grid_base import GridModality
 from gen.training import encode as encoding
@@ -152,6 +153,58 @@ def test_unreadable_files_are_named_counted_and_skipped_only_if_asked(images, tm
     assert sources == ["0000.png", "0002.png", "0003.png", "0005.png"]
     with pytest.raises(GenError, match="2 of 6 sources cannot be read"):  # as before, without it
         encode_folder("image", folder, tmp_path / "D", EncodeOptions(shard_items=2))
+
+
+def test_a_folder_in_which_nothing_can_be_read_says_why_for_the_first_files(tmp_path):
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for i in range(5):
+        (folder / f"{i}.png").write_bytes(b"no image")
+    with pytest.raises(GenError) as error:
+        encode_folder("image", folder, tmp_path / "D", EncodeOptions(skip_unreadable=True))
+    text = str(error.value)
+    assert "none of the 5 sources of" in text and text.count("it is none of PNG, JPEG") == 3
+    assert all(f"{i}.png (" in text for i in range(3)) and "3.png (" not in text
+
+
+def test_files_of_other_kinds_are_counted(images, tmp_path, capsys):
+    folder = shutil.copytree(images, tmp_path / "media")
+    (folder / "metadata.jsonl").write_text('{"file_name": "0003.png", "text": "a red ring"}\n')
+    assert encode_folder("image", folder, tmp_path / "A")["left_out"] == {}  # captions are read
+    (folder / "deeper").mkdir()
+    for name in ("a.HEIC", "b.heic", "deeper/c.heic", "notes", "lonely.txt", ".hidden"):
+        (folder / name).write_bytes(b"?")
+    assert main(["encode", "image", str(folder), "--out", str(tmp_path / "B")]) == 0
+    assert json.loads((tmp_path / "B" / MANIFEST).read_text())["left_out"] == {
+        ".heic": 3,
+        ".txt": 1,
+        "": 1,
+    }
+    said = capsys.readouterr().err
+    assert "left out 5 files of other kinds: 3 .heic, 1 .txt, 1 without an extension" in said
+
+
+def test_a_photo_has_the_tokens_of_what_it_shows(images, tmp_path):
+    """Turned and transparent, or of 16 bits: the tokens of the same pixels in a plain file."""
+    with Image.open(images / "0000.png") as image:
+        plain = np.asarray(image.convert("RGB"))
+    grey = plain[..., :1].repeat(3, -1)
+    folder = tmp_path / "media"
+    folder.mkdir()
+    Image.fromarray(plain).save(folder / "plain.png")
+    exif = Image.Exif()
+    exif[274] = 3
+    turned = np.dstack([plain[::-1, ::-1], np.full(plain.shape[:2], 255, np.uint8)])
+    Image.fromarray(turned).save(folder / "turned.png", exif=exif)
+    Image.fromarray(turned).save(folder / "stored.png")
+    Image.fromarray(grey).save(folder / "grey.png")
+    Image.fromarray(grey[..., 0].astype(np.uint16) * 257).save(folder / "grey16.tif")
+    encode_folder("image", folder, tmp_path / "D")
+    _, shards = read_folder(tmp_path / "D")
+    tokens = {n: found(shards, n) for s in shards for n in s.sources}
+    assert torch.equal(tokens["turned.png"], tokens["plain.png"])
+    assert torch.equal(tokens["grey16.tif"], tokens["grey.png"])
+    assert not torch.equal(tokens["stored.png"], tokens["plain.png"])  # control
 
 
 @pytest.mark.parametrize(
