@@ -30,6 +30,7 @@ from gen.media.images import over_white
 FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
 FRAME_COUNT_TAG = "NUMBER_OF_FRAMES"  # Matroska tag with the number of frames
+MOST_FRAMES = 100_000  # of a resampled clip, so that a wrong time stamp cannot fill the memory
 BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
 # image formats that FFmpeg opens as videos, beside those that end in "_pipe"
 IMAGE_FORMATS = ("image2", "tty")
@@ -219,8 +220,8 @@ def read_video(
         Uint8 [T, h, w, 3].
 
     Raises:
-        GenError: A file that is no video, has no frames, another size, no time stamps where a rate
-            is asked for, or is damaged or truncated anywhere.
+        GenError: A file that is no video, has no frames, another size, or is damaged or truncated
+            anywhere; where a rate is asked for, one without time stamps, or too long.
     """
     av, path = av_module(), existing_file(path, "video")
     if missing := truncation(path, VIDEO_CHUNKS):
@@ -257,6 +258,12 @@ def read_video(
         return np.stack(frames)
     if None in times:
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
+    length = max(end, *times) - times[0]
+    if length * fps > MOST_FRAMES:
+        raise GenError(
+            f"video {path} lasts {length:g} s; expected at most {MOST_FRAMES / fps:g} s,"
+            f" {MOST_FRAMES} frames at {fps:g} per second"
+        )
     return np.stack([frames[i] for i in frames_at(fps, times, end, unit)])
 
 
@@ -276,7 +283,7 @@ def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> li
     Returns:
         Numbers of frames, one per tick, at least one.
     """
-    begins, count = np.array(times) - times[0], len(times)
+    begins, count = np.maximum.accumulate(np.array(times) - times[0]), len(times)
     if end <= times[-1]:
         end = times[-1] + (begins[-1] / (count - 1) if count > 1 else 1 / fps)
     length = end - times[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from gen.jobs.given import kept_parts
 from gen.media.given import data_uri, read_media
 from gen.media.video import frames_at, middle_frame, read_video, write_gif, write_lossless
 from gen.media.video import write_mp4 as write_h264
+from gen.modalities.open_vocabulary import FreeVideo
 from gen.modalities.video.modality import VideoModality
 from gen.serve.api.media import given_file
 from gen.training.sources import Source, read_source
@@ -112,6 +114,13 @@ def test_a_variable_rate_is_resampled_by_its_times(times, expected, tmp_path):
     found = numbers(read_video(tmp_path / "a.mkv", fps=8))
     assert found[: len(expected)] == expected[: len(found)] and found[-1] == len(times) - 1
     assert abs(len(found) - len(expected)) <= 2  # how long the last frame stays is a guess
+
+
+def test_a_time_far_away_does_not_fill_the_memory(tmp_path):
+    write_at(tmp_path / "a.mkv", numbered(2), [0, 20_000_000])
+    assert numbers(read_video(tmp_path / "a.mkv")) == [0, 1]
+    with pytest.raises(GenError, match="a.mkv lasts 20000 s; expected at most 12500 s, 100000"):
+        read_video(tmp_path / "a.mkv", fps=8)
 
 
 @pytest.mark.parametrize("fps", [5, 8, 12.5, 24])
@@ -242,6 +251,8 @@ def test_every_door_resamples_alike(tmp_path):
     modality, content = VideoModality(), path.read_bytes()
     assert numbers(modality.load(path)) == expected
     assert numbers(given_file(modality, content, "video")) == expected
+    slow = FreeVideo(SimpleNamespace(fps=4, frame_size=(32, 32)))  # a published checkpoint's rate
+    assert numbers(slow.load(path)) == expected[::2]
     for resize in (False, True):
         medium = read_source(Source("fast.mkv", path), modality, resize=resize)[0].media
         assert numbers(medium) == expected
