@@ -331,7 +331,8 @@ class Size:
         def spelled(axes: tuple[int, ...]) -> str:
             return "x".join(map(str, axes)) + (" samples" if len(axes) == 1 else "")
 
+        of = ", frames at the model's rate x height x width" if len(self.axes) == 3 else ""
         return GenError(
-            f"{name} has {spelled(came)}; expected {spelled(self.axes)} (--resize makes it so,"
+            f"{name} has {spelled(came)}; expected {spelled(self.axes)}{of} (--resize makes it so,"
             " --size states another)"
         )

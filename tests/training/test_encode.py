@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from gen.__main__ import main
 from gen.core.errors import GenError
+from gen.media.video import write_lossless
 from gen.modalities.grid_base import GridModality
 from gen.training import encode as encoding
 from gen.training import shards as stored
@@ -315,3 +316,10 @@ def test_shards_are_ordinary_safetensors(images, tmp_path):
     parts = [load_file(shard_path(tmp_path / "D", i)) for i in (0, 1)]
     assert [p["lengths"].tolist() for p in parts] == [[256] * 4, [256] * 2]
     assert parts[0]["tokens"].dtype == torch.int32 and stored.FORMAT == 1
+
+
+def test_a_clip_that_is_too_short_at_the_rate_of_the_model_is_refused_so(tmp_path):
+    (tmp_path / "media").mkdir()
+    write_lossless(tmp_path / "media" / "fast.mkv", np.zeros((16, 32, 32, 3), np.uint8), 240)
+    with pytest.raises(GenError, match="has 1x32x32; expected 16x32x32, frames at the model's"):
+        encode_folder("video", tmp_path / "media", tmp_path / "D")
