@@ -117,12 +117,12 @@ def _torchaudio(notes: list[str]) -> str:
     if state == "works":
         return state
     needs = "audio at a sampling rate other than the model's is refused"
-    if state == "absent":
-        notes.append(f'torchaudio is absent; {needs}: pip install "gen-toolkit[audio]"')
-    elif _runs("from gen.media.resample import functional; functional()"):
-        notes.append(f"torchaudio is {state}; gen resamples with its Python part")
-    else:
-        notes.append(f"torchaudio is {state}; {needs}")
+    if not _runs("from gen.media.resample import resampler; resampler()"):
+        notes.append(f'torchaudio is {state}; {needs}: pip install "gen-toolkit[audio]"')
+    elif state != "absent":
+        part = _runs("from gen.media.resample import functional; functional()")
+        used = "its Python part" if part else "scipy"
+        notes.append(f"torchaudio is {state}; gen resamples with {used}")
     return state
 
 

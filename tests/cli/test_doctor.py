@@ -80,6 +80,7 @@ def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(monkeypa
     [
         ("works", True, None),
         ("absent", False, "is refused: pip install"),
+        ("absent", True, None),  # scipy resamples
         ("present but its extension cannot load (x)", True, "gen resamples with its Python part"),
         ("present but its extension cannot load (x)", False, "is refused"),
     ],

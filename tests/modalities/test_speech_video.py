@@ -240,7 +240,8 @@ def test_what_is_continued_after_its_own_tokens_is_the_same_again(
 def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp_path, monkeypatch):
     import soundfile
 
-    monkeypatch.setitem(sys.modules, "torchaudio", None)  # it would resample
+    for package in ("torchaudio", "scipy", "scipy.signal"):  # they would resample
+        monkeypatch.setitem(sys.modules, package, None)
 
     speech, video = (lambda p, n=name: pipes[n](PROMPTS[n][0], prefix=p) for name in PROMPTS)
     wave, clip = medium("speech"), medium("video")
