@@ -333,6 +333,8 @@ class PreparedModels(PromptedModels):
                 raise
             left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
             out, interrupted = last_step.output(prepared.target.space, left_to_right), True
+        if self.ranks is not None and not interrupted:
+            self.ranks.agree_on_tokens(out.tokens)
         return self.complete(prepared, out, length_pass, stream, interrupted)
 
     def start_canvas(

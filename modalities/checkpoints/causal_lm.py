@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import SPLIT, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -35,7 +35,7 @@ class CausalText(LanguagePrompts):
             to do so where the tokenizer has a template.
     """
 
-    takes = FROM_PRETRAINED
+    takes = SPLIT
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}

@@ -24,8 +24,9 @@ def digest_of(model: torch.nn.Module) -> str:
 
 
 def _parts(x: Tensor) -> list[Tensor]:
-    """Return the tensors that hold the numbers of one: codes and scales of a quantised weight."""
+    """Return the tensors that hold the numbers of one: codes and scales of a quantised weight, or
+    the part of a split one that this process has."""
     if not is_traceable_wrapper_subclass(x):
         return [x]
     names, _ = x.__tensor_flatten__()
-    return [getattr(x, name) for name in names]
+    return [part for name in names if isinstance(part := getattr(x, name), Tensor)]

@@ -21,6 +21,7 @@ from gen.models.load.gguf import (
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
+from gen.models.load.tensor_parallel import Ranks
 from gen.models.load.weights import require_fit, weight_files
 
 TOKENIZER_FILES = (
@@ -36,6 +37,7 @@ def pretrained(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     device_map: Any = None,
+    ranks: Ranks | None = None,
     name: str | Path = "",
     **more: Any,
 ) -> Any:
@@ -47,12 +49,14 @@ def pretrained(
         device: Target device, without a ``device_map``.
         dtype: Dtype of floating-point weights.
         device_map: Placement by accelerate.
+        ranks: Processes of which each holds a part of the weights, on its own device.
         name: Name of the model in messages, by default ``path``.
         **more: Further arguments, such as ``variant``, ``max_memory``, ``trust_remote_code`` or
             ``gguf_file``, a file of the folder.
 
     Raises:
-        GenError: Weights are missing, cannot be read, or do not fit the class exactly.
+        GenError: Weights are missing, cannot be read, or do not fit the class exactly; or they
+            cannot be split.
     """
     folder = Path(path) / more.get("subfolder", "")
     is_local = folder.is_dir()
@@ -66,6 +70,9 @@ def pretrained(
     if device_map is not None:
         options["device_map"] = device_map
     stored = _stored_quantization(folder)
+    if ranks is not None:
+        _require_splittable(gguf, stored, str(name or path))
+        options |= ranks.keywords
     if (
         stored
     ):  # transformers reads weights that are stored in few bits by the package that made them
@@ -78,7 +85,19 @@ def pretrained(
         require_rows_apart(model.config.quantization_config)
         keep_layout(model)
     model = model.eval().requires_grad_(False)
+    if ranks is not None:
+        ranks.require_whole_heads(model, str(name or path))
+        return model
     return model if device_map is not None else model.to(device)
+
+
+def _require_splittable(gguf: Path | None, stored: dict[str, Any], name: str) -> None:
+    """Raise ``GenError`` for weights in a format that no plan splits."""
+    kind = "in GGUF" if gguf else "by bitsandbytes"
+    if gguf is not None or stored.get("quant_method") == "bitsandbytes":
+        raise GenError(
+            f"model {name} is stored {kind}, which tp cannot split; expected weights in safetensors"
+        )
 
 
 def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **options: Any) -> Any:
