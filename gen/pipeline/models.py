@@ -278,10 +278,14 @@ class ModalityModels:
         return self._load_options.dtype
 
     @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The published model; None for gen's own architectures."""
+        return None if self.model is None else self._published(self.model)
+
+    @property
     def ranks(self) -> Ranks | None:
         """Processes that hold the model together; None where it is whole in this one."""
-        checkpoint = None if self.model is None else self._published(self.model)
-        return None if checkpoint is None else checkpoint.ranks
+        return None if self.checkpoint is None else self.checkpoint.ranks
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -141,6 +141,8 @@ class PromptedModels(ModalityModels):
         kind: type[ModelProtocol] = registry.get("protocol", protocol)
         is_checkpoint = isinstance(model, Checkpoint)
         adapter = model.adapter(protocol) if is_checkpoint else kind.adapters[space.kind](model)
+        if is_checkpoint and model.ranks is not None:
+            adapter.lead = model.ranks.lead
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(
                 f"model {name} has logits of {adapter.vocab_size} tokens; expected"

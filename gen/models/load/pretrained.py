@@ -72,6 +72,10 @@ def pretrained(
     stored = _stored_quantization(folder)
     if ranks is not None:
         _require_splittable(gguf, stored, str(name or path))
+        with readable("model", name or path):
+            code = {k: more[k] for k in ("trust_remote_code",) if k in more}
+            config = transformers().AutoConfig.from_pretrained(path, local_files_only=True, **code)
+        ranks.require_plan(config, str(name or path))
         options |= ranks.keywords
     if (
         stored
@@ -85,10 +89,7 @@ def pretrained(
         require_rows_apart(model.config.quantization_config)
         keep_layout(model)
     model = model.eval().requires_grad_(False)
-    if ranks is not None:
-        ranks.require_whole_heads(model, str(name or path))
-        return model
-    return model if device_map is not None else model.to(device)
+    return model if device_map is not None or ranks is not None else model.to(device)
 
 
 def _require_splittable(gguf: Path | None, stored: dict[str, Any], name: str) -> None:

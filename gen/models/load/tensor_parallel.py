@@ -41,12 +41,13 @@ class Ranks:
 
     Attributes:
         world: number of them.
-        led: whether rank 0 alone decides what is computed and the others repeat its calls
-            (``gen.pipeline.led``); otherwise every rank runs the same program.
+        lead: where rank 0 alone decides what is computed and the others repeat its calls
+            (``gen.models.adapters.lead``), its side of that; None where every rank runs the same
+            program.
     """
 
     world: int
-    led: bool = False
+    lead: Any = None
     _hooks: list[Any] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -69,19 +70,26 @@ class Ranks:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords of ``from_pretrained`` that split the weights."""
-        from transformers.distributed import DistributedConfig  # imports DTensor, see libraries.py
+        from transformers.distributed import DistributedConfig  # heavy, see libraries.py
 
         return {"distributed_config": DistributedConfig(tp_size=self.world, tp_plan="auto")}
 
-    def require_whole_heads(self, network: Any, name: str) -> None:
-        """Raise ``GenError`` where the plan of a network would split an attention head."""
-        split = {k.rpartition(".")[2] for k, v in network.tp_plan.items() if v == "colwise"}
-        config = network.config.get_text_config()
+    def require_plan(self, config: Any, name: str) -> None:
+        """Raise ``GenError`` where transformers has no plan for a config, or where its plan would
+        split an attention head."""
+        config = config.get_text_config()
+        plan = config.base_model_tp_plan
+        if not plan:
+            raise GenError(
+                f"transformers has no plan that splits a {config.model_type!r}, as model {name} is;"
+                " expected no tp (device_map places whole layers), or another model"
+            )
+        split = {key.rpartition(".")[2] for key, style in plan.items() if style == "colwise"}
         heads = config.num_attention_heads
         groups = config_field(config, "num_key_value_heads") or heads
-        for part, count in (("q_proj", heads), ("k_proj", groups)):
+        for part, count in (("q_proj", heads), ("query_key_value", heads), ("k_proj", groups)):
             if part in split and count % self.world:
-                kind = "attention" if part == "q_proj" else "key-value"
+                kind = "key-value" if part == "k_proj" else "attention"
                 raise GenError(
                     f"model {name} has {count} {kind} heads; expected a multiple of"
                     f" {self.world}, the number of processes"
@@ -109,12 +117,12 @@ class Ranks:
 
     def agree_on_tokens(self, tokens: Tensor) -> None:
         """Compare the tokens that a call has drawn; see ``agree``."""
-        if not self.led:
+        if self.lead is None:
             self.agree("the tokens that they drew", _bytes(tokens))
 
     def same(self, number: int) -> int:
         """Return the number of rank 0 on every rank that runs the same program."""
-        if self.led:
+        if self.lead is not None:
             return number
         shared = torch.tensor([number], device=device_of_rank())
         dist.broadcast(shared, 0)
@@ -129,6 +137,15 @@ class Ranks:
             self.agree("the inputs of a forward pass", *found)
 
         self._hooks.append(network.register_forward_pre_hook(compare, with_kwargs=True))
+
+
+def is_split(network: nn.Module) -> bool:
+    """Return whether this process has parts of a network's weights alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor  # heavy, and nothing is split without a group
+
+    return any(isinstance(weight, DTensor) for weight in network.parameters())
 
 
 def device_of_rank() -> torch.device:
