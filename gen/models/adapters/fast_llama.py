@@ -181,7 +181,7 @@ def _is_plain(model: nn.Module) -> bool:
     hooked = (
         m
         for m in model.modules()
-        if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) or hasattr(m, "_hf_hook")
+        if m._forward_hooks or m._forward_pre_hooks or {"forward", "_hf_hook"} & vars(m).keys()
     )
     devices = {p.device for p in model.parameters()}
     return (
