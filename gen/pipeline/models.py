@@ -118,9 +118,7 @@ class ModalityModels:
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
         self.model = None if model is None else str(model)
-        picked = pick_device(device)
-        if options.get("tp") is not None:
-            picked = own_device(picked)
+        picked = own_device(pick_device(device), options.get("tp"))
         self._files: dict[str, CheckpointFiles] = {}
         hub = HubOptions.among(options)
         if saved := self._saved(hub):

@@ -142,7 +142,7 @@ prompts: [w1 w2 w3, w5, w9 w8 w7 w6 w5, w3 w3]
 jobs:
   - {{sampler: autoregressive}}
   - {{sampler: {{name: speculative_jacobi, window: 6}}}}
-  - {{sampler: {{name: speculative, draft_model: {draft}, shape: beam}}}}
+  - {{sampler: {{name: speculative, draft_model: {draft}, shape: beam, verifier: follow}}}}
 """
 
 

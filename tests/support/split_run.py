@@ -27,7 +27,12 @@ def samplers(folder: Path) -> dict[str, Any]:
         "autoregressive": "autoregressive",
         "speculative_jacobi": {"name": "speculative_jacobi", "window": 6},
         "draft model": {"name": "speculative", "draft_model": str(folder / DRAFT)},
-        "trees": {"name": "speculative", "draft_model": str(folder / DRAFT), "shape": "beam"},
+        "trees": {
+            "name": "speculative",
+            "draft_model": str(folder / DRAFT),
+            "shape": "beam",
+            "verifier": "follow",
+        },
         "prompt_lookup": "prompt_lookup",
         "layer_skip": "layer_skip",
     }

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +72,8 @@ class Ranks:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords of ``from_pretrained`` that split the weights."""
-        from transformers.distributed import DistributedConfig  # heavy, see libraries.py
-
-        return {"distributed_config": DistributedConfig(tp_size=self.world, tp_plan="auto")}
+        config = import_module("transformers.distributed").DistributedConfig
+        return {"distributed_config": config(tp_size=self.world, tp_plan="auto")}
 
     def require_plan(self, config: Any, name: str) -> None:
         """Raise ``GenError`` where transformers has no plan for a config, or where its plan would
@@ -82,7 +83,7 @@ class Ranks:
         if not plan:
             raise GenError(
                 f"transformers has no plan that splits a {config.model_type!r}, as model {name} is;"
-                " expected no tp (device_map places whole layers), or another model"
+                " expected no tp (device_map spreads whole layers), or another model"
             )
         split = {key.rpartition(".")[2] for key, style in plan.items() if style == "colwise"}
         heads = config.num_attention_heads
@@ -141,11 +142,10 @@ class Ranks:
 
 def is_split(network: nn.Module) -> bool:
     """Return whether this process has parts of a network's weights alone."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return False
-    from torch.distributed.tensor import DTensor  # heavy, and nothing is split without a group
-
-    return any(isinstance(weight, DTensor) for weight in network.parameters())
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import; split weights need it
+    return module is not None and any(
+        isinstance(weight, module.DTensor) for weight in network.parameters()
+    )
 
 
 def device_of_rank() -> torch.device:
@@ -157,12 +157,15 @@ def device_of_rank() -> torch.device:
     return torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def own_device(asked: torch.device) -> torch.device:
-    """Return the device of this process, which is where transformers puts its part of a model.
+def own_device(asked: torch.device, tp: Any) -> torch.device:
+    """Return the device that was asked for, and with ``tp`` that of this process, which is where
+    transformers puts its part of a model.
 
     Raises:
-        GenError: another one was asked for.
+        GenError: they differ.
     """
+    if tp is None:
+        return asked
     own = device_of_rank()
     if asked.type != own.type or asked.index not in (None, own.index):
         raise GenError(
