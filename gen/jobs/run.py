@@ -61,13 +61,14 @@ def run_job(
     the summary says ``stopped``. Raises ``GenError`` before anything is written if a prompt or
     value is invalid or the folder holds another job, and later if it cannot be written. Items that
     fail become rows with ``status`` ``failed``; the others continue. The processes of a launcher
-    are workers of their own, or of a model with ``tp`` one worker together.
+    are workers of their own, or with a model with ``tp`` one worker together, of which rank 0
+    returns the summary and the others the folder.
     """
     if all(entry.model_options.get("tp") is None for entry in job.entries):
         return _run(job, progress or Silent(), load, stop)
     with led() as leader:
         if leader is None:
-            return {**summarise(Path(job.out), gallery=False), "stopped": False}
+            return {"folder": job.out, "stopped": False}  # rank 0 has the rest
         return _run(job, progress or Silent(), leader.load, stop)
 
 

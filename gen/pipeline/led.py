@@ -32,12 +32,12 @@ class Leader:
         if how.get("tp") is None:
             return pipeline.load(modality, **how)
         with self.messages.lock:
+            self.count += 1
             device = str(how.get("device", "auto")).partition(":")[0]
-            self.messages.send((modality, {**how, "device": device}))
+            self.messages.send((self.count, modality, {**how, "device": device}))
             pipe = pipeline.load(modality, **how)
         assert pipe.ranks is not None, "the model was loaded with tp"
         pipe.ranks.lead = Lead(self.messages, self.count)
-        self.count += 1
         return pipe
 
 
@@ -89,8 +89,8 @@ def _follow(messages: Messages) -> None:
         if isinstance(message, Call):
             follower.repeat(message)
             continue
-        modality, how = message
+        number, modality, how = message
         with suppress(GenError):  # rank 0 meets the same error, and says it
             found = pipeline.load(modality, **how).checkpoint
             assert found is not None, "only published models are loaded with tp"
-            follower.models.append(found.adapter(found.protocols[0]))
+            follower.models[number] = found.adapter(found.protocols[0])

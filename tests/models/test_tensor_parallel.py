@@ -217,7 +217,7 @@ def test_a_process_alone_is_told_how_to_start_several(folder, monkeypatch, tmp_p
         split_run.load(folder, "llama", tp=2)
     job = {"modality": "text", "model": str(folder / "llama"), "model_options": {"tp": 2}}
     with pytest.raises(GenError, match="this process is alone; torchrun"):
-        run_job(make_job({**job, "prompts": ["w1"], "out": str(tmp_path / "out")}))
+        run_job(make_job({**job, "prompts": ["w1"], "out": str(tmp_path / "out")}, where="here"))
 
 
 @pytest.mark.parametrize("value", [1, 0, False, "two", 2.0])
@@ -307,7 +307,7 @@ def test_a_follower_repeats_the_calls_of_models_and_caches(skipped):
     leading.lead = Lead(line, 0)
     mine = steps(leading)
     follower = Follower(Line(), torch.device("cpu"))
-    follower.models.append(CausalLM(network))
+    follower.models[0] = CausalLM(network)
     try:
         for call in line.sent:
             if call.name != skipped:

@@ -54,7 +54,6 @@ class Messages:
         self.group = dist.new_group(backend="gloo", timeout=IDLE)
         self.lock = threading.RLock()  # of a message with the forward pass that follows
         self._gone: deque[int] = deque()  # caches that nothing on rank 0 refers to
-        self._caches: Any = weakref.WeakValueDictionary()  # of rank 0, by number
         self._count = 0
 
     def send(self, message: Any) -> None:
@@ -128,7 +127,7 @@ class Follower:
 
     def __init__(self, messages: Messages, device: torch.device):
         self.messages, self.device = messages, device
-        self.models: list[Any] = []
+        self.models: dict[int, Any] = {}
         self.caches: dict[int, Any] = {}
 
     def repeat(self, call: Call) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ class Ranks:
 
     world: int
     lead: Any = None
-    _hooks: list[Any] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, tp: Any) -> Ranks:
@@ -137,7 +136,7 @@ class Ranks:
             found = [_bytes(x) for x in (*args, *tensors) if isinstance(x, Tensor)]
             self.agree("the inputs of a forward pass", *found)
 
-        self._hooks.append(network.register_forward_pre_hook(compare, with_kwargs=True))
+        network.register_forward_pre_hook(compare, with_kwargs=True)
 
 
 def is_split(network: nn.Module) -> bool:
