@@ -13,6 +13,7 @@ from tiny_whisper import RATE, tiny, wave
 
 import gen
 from gen.core.errors import GenError
+from gen.recipes.speech import real_speech
 from gen.recipes.speech.ctranslate2 import PARTS, TYPES, convert, read_variables
 
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>", "<|transcribe|>"]
@@ -190,3 +191,31 @@ def test_the_written_folder_is_the_saved_model(own, converted, tmp_path):
     mine = json.loads((converted / "config.json").read_text())
     wanted = json.loads((tmp_path / "config.json").read_text())
     assert {k: v for k, v in mine.items() if wanted.get(k) != v} == {}
+
+
+@pytest.mark.slow
+def test_spoken_sentences_are_compared_and_other_tokens_are_told(converted, monkeypatch, capsys):
+    monkeypatch.setattr(real_speech, "SENTENCES", real_speech.SENTENCES[:3])
+    monkeypatch.setattr(real_speech, "SAMPLERS", {"autoregressive": "autoregressive"})
+    monkeypatch.setattr(real_speech, "speak", lambda text, path: wave(16000, len(text)))
+    assert real_speech.compare(converted, threads=1)
+    printed = capsys.readouterr().out
+    assert printed.count(" 3/3 ") == 2
+    assert "word error rate" in printed
+    own = real_speech.expected
+    monkeypatch.setattr(real_speech, "expected", lambda *args: (own(*args)[0][::-1], 0.0))
+    assert not real_speech.compare(converted, threads=1)
+    assert " 1/3 " in capsys.readouterr().out
+
+
+def test_a_machine_without_espeak_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(real_speech.shutil, "which", lambda name: None)
+    with pytest.raises(GenError, match="espeak-ng is not installed; expected it"):
+        real_speech.speak("hello", tmp_path / "x.wav")
+
+
+def test_word_errors_count_words_without_case_and_punctuation():
+    said = [text.upper() for text in real_speech.SENTENCES]
+    assert real_speech.errors(said) == 0.0
+    words = sum(len(text.split()) for text in real_speech.SENTENCES)
+    assert real_speech.errors(["", *said[1:]]) == len(said[0].split()) / words
