@@ -48,6 +48,7 @@ from gen.models.load.locate import (
 )
 from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
+from gen.models.load.tensor_parallel import Ranks, own_device
 from gen.models.zoo import load_lm
 
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
@@ -69,6 +70,13 @@ def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
     if found is not None and compile:
         raise GenError("sparse_prefill and compile are given; expected one of them")
     return found
+
+
+def _require_uncompiled(tp: Any, compile: bool, sparse_prefill: SparsePrefill | None) -> None:
+    """Raise ``GenError`` for forward passes that a model in several processes does not have."""
+    for name, given in (("compile", compile), ("sparse_prefill", sparse_prefill is not None)):
+        if tp is not None and given:
+            raise GenError(f"tp and {name} are given; expected one of them")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +118,7 @@ class ModalityModels:
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
         self.model = None if model is None else str(model)
-        picked = pick_device(device)
+        picked = own_device(pick_device(device), options.get("tp"))
         self._files: dict[str, CheckpointFiles] = {}
         hub = HubOptions.among(options)
         if saved := self._saved(hub):
@@ -132,6 +140,7 @@ class ModalityModels:
         self._choose_dtype(dtype or "float32")
         self.compile = compile
         self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
+        _require_uncompiled(placement["tp"], compile, self.sparse_prefill)
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options
@@ -241,7 +250,7 @@ class ModalityModels:
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        changing = (*WEIGHTS, *PASSES, *PLACEMENT, "device_map")
+        changing = {*WEIGHTS, *PASSES, *PLACEMENT, "device_map"} - {"tp"}
         return set(HUB_KEYWORDS) - refused | set(changing if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
@@ -265,6 +274,16 @@ class ModalityModels:
     def dtype(self) -> torch.dtype:
         """Floating-point type of models."""
         return self._load_options.dtype
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The published model; None for gen's own architectures."""
+        return None if self.model is None else self._published(self.model)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes that hold the model together; None where it is whole in this one."""
+        return None if self.checkpoint is None else self.checkpoint.ranks
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -337,8 +356,9 @@ class ModalityModels:
             if (dtype if is_dtype else device) is not None:
                 raise bad_value("to", target, "one device and one dtype")
             device, dtype = (device, target) if is_dtype else (target, dtype)
-        if self._load_options.device_map is not None:
-            raise GenError("device_map has placed the model; expected a pipeline on one device")
+        for key in ("device_map", "tp"):
+            if getattr(self._load_options, key) is not None:
+                raise GenError(f"{key} has placed the model; expected a pipeline on one device")
         to_device = self.device if device is None else pick_device(device)
         to_dtype = self.dtype if dtype is None else self._dtype_of(dtype, to_device)
         if (to_device, to_dtype) != (self.device, self.dtype):

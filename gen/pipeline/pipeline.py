@@ -178,7 +178,10 @@ class Pipeline(PreparedModels):
         limits = read_limits(options, len(conditions))
         adapters = read_adapters(options.pop("adapter", None), len(conditions))
         explicit = read_sampling(options, CALL_KEYWORDS)
-        items = self.plan(conditions, count, read_seed(seed))
+        drawn = read_seed(seed)
+        if seed is None and self.ranks is not None:  # each process has a generator of its own
+            drawn = self.ranks.same(drawn)
+        items = self.plan(conditions, count, drawn)
         part = self.part_of(items)
         spec, sampling = self.defaults.complete(sampler, explicit, part)
         if explicit.get("guidance_scale") == 0:
@@ -510,7 +513,7 @@ def load(
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``
             (``gen.models.load.hub.HubOptions``),
-            ``max_memory``, ``offload_folder`` and ``attn_implementation``
+            ``max_memory``, ``offload_folder``, ``attn_implementation`` and ``tp``
             (``gen.contracts.checkpoint.LoadOptions``).
 
     Raises:

@@ -147,6 +147,8 @@ class PromptedModels(ModalityModels):
         kind: type[ModelProtocol] = registry.get("protocol", protocol)
         is_checkpoint = isinstance(model, Checkpoint)
         adapter = model.adapter(protocol) if is_checkpoint else kind.adapters[space.kind](model)
+        if is_checkpoint and model.ranks is not None:
+            adapter.lead = model.ranks.lead
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(
                 f"model {name} has logits of {adapter.vocab_size} tokens; expected"
@@ -343,6 +345,8 @@ class PreparedModels(PromptedModels):
                 raise
             left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
             out, interrupted = last_step.output(prepared.target.space, left_to_right), True
+        if self.ranks is not None and not interrupted:
+            self.ranks.agree_on_tokens(out.tokens)
         return self.complete(prepared, out, length_pass, stream, interrupted)
 
     def start_canvas(

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import SPLIT, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -44,7 +44,7 @@ class CausalText(LanguagePrompts):
             defaults. Its eos tokens end a text in any case.
     """
 
-    takes = FROM_PRETRAINED
+    takes = SPLIT
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.adapters.lead import Mirrored
 from gen.models.load.weights import device_of
 
 
-class ModelAdapter:
+class ModelAdapter(Mirrored):
     """Base class of adapters.
 
     Attributes:

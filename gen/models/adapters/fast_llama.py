@@ -183,12 +183,11 @@ def _is_plain(model: nn.Module) -> bool:
     hooked = (
         m
         for m in model.modules()
-        if m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook")
+        if m._forward_hooks or m._forward_pre_hooks or {"forward", "_hf_hook"} & vars(m).keys()
     )
     devices = {p.device for p in model.parameters()}
     return (
         all(conditions)
-        and "forward" not in vars(model)
         and not model.training
         and next(layers, None) is None
         and all(type(layer) is LlamaDecoderLayer for layer in model.model.layers)

@@ -17,6 +17,7 @@ from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
+from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
@@ -189,6 +190,7 @@ class CausalLM(LanguageModel):
     keeps = True
     superposes = True
 
+    @mirrored
     def new_cache(self, slots: int) -> SlotCache:
         """Return an empty cache, whose masks follow the kinds of the model's layers.
 
@@ -201,12 +203,14 @@ class CausalLM(LanguageModel):
             cache.windows = self.windows
         return cache
 
+    @mirrored
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
         needs_mask = cache.whole or not (self._lean is not None or self._knows_causal)
         announce = cache.at if needs_mask else cache.needed
         return self._logits(tokens, positions, announce(positions, self.dtype), cache, keep)
 
+    @mirrored
     @torch.no_grad()
     def forward_tree(
         self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
@@ -215,6 +219,7 @@ class CausalLM(LanguageModel):
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
 
+    @mirrored
     @torch.no_grad()
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
@@ -270,7 +275,16 @@ class CausalLM(LanguageModel):
 
     def with_network(self, model: torch.nn.Module) -> Self:
         """See ``SharedModel``. The other network runs without graphs, and with a mask in every call
-        that its layers may read."""
+        that its layers may read.
+
+        Raises:
+            GenError: other processes have parts of the network and repeat its calls alone.
+        """
+        if self.lead is not None:
+            raise GenError(
+                "the sampler runs another network of the layers of a model with tp, which jobs and"
+                " the server do not tell its other processes; expected another sampler"
+            )
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
@@ -293,6 +307,7 @@ class CausalLM(LanguageModel):
         known["model.norm"] = self.num_layers
         return {name: known[name] for name in layers} if known.keys() >= set(layers) else None
 
+    @mirrored
     @torch.no_grad()
     def forward_with_hidden_states(
         self,

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import (
     CAUSAL,
     LayerMasks,
@@ -246,6 +247,7 @@ class SlotCache(Cache, ModelCache):
 
         return self._by_kind(make)
 
+    @mirrored
     def commit_path(self, nodes: Tensor, count: Tensor) -> None:
         """Copy accepted drafts of the last tree from their branch slots to their positions.
 
@@ -297,6 +299,7 @@ class SlotCache(Cache, ModelCache):
         """Number of rows; 0 before the first call."""
         return next((len(layer.keys) for layer in self._in_use), 0)
 
+    @mirrored
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
@@ -374,6 +377,7 @@ class SlotCache(Cache, ModelCache):
                 layer.is_initialized = True
         return other
 
+    @mirrored
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         """Write what some rows (long [n]) hold over what others (long [n]) do."""
         for layer in self._in_use:
@@ -381,6 +385,7 @@ class SlotCache(Cache, ModelCache):
             to, at = target.to(here), source.to(here)
             layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
+    @mirrored
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
         for layer in self._in_use:
