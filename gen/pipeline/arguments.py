@@ -201,24 +201,28 @@ def read_parameters(
         GenError: a parameter comes twice, or the call has an argument of its name.
         WrongType: an unknown keyword, with the nearest name.
     """
-    spec = {} if sampler is None else spell(sampler)
-    spec = spec if spec.get("name") is not None else {**spec, "name": usual()}
-    names, own, name = accepted_names(spec), {*SAMPLING_FIELDS, *known}, spec["name"]
+    if isinstance(sampler, Sampler):
+        chosen, spec = sampler, {}
+    else:
+        spec = {} if sampler is None else spell(sampler)
+        chosen = spec = spec if spec.get("name") is not None else {**spec, "name": usual()}
+    names, own = accepted_names(chosen), {*SAMPLING_FIELDS, *known}
     given: dict[str, Any] = {}
     for key, value in list(options.items()):
         if key in own:
-            _require_meant(key, value, spec)
+            if chosen is spec and key not in spec:
+                _require_meant(key, value, spec)
         elif key not in names:
             raise WrongType(str(unknown("keyword", key, own | names)))
         elif isinstance(sampler, Sampler):
             raise GenError(
                 f"{key} is {shown(value)}, and the sampler is an object with parameters of its own;"
-                f" expected {key} there, or sampler={name!r}"
+                f" expected {key} there, or the name of a sampler"
             )
         elif key in spec:
             raise GenError(
-                f"sampler {name!r} got {key} {shown(spec[key])}, and {key} is {shown(value)} among"
-                " the keywords; expected one of them"
+                f"sampler {spec['name']!r} got {key} {shown(spec[key])}, and {key} is"
+                f" {shown(value)} among the keywords; expected one of them"
             )
         else:
             given[key] = _plain(options.pop(key))

@@ -115,6 +115,8 @@ def test_a_clash_of_keywords_is_named(text, case):
 def test_an_argument_of_the_call_that_no_sampler_could_mean_stays_one(text):
     assert len(text(SORT, "maskgit", stop=["filled"], seed=0)) == 1  # texts, not the parameter
     assert len(text(SORT, "best_of", num_samples=2, seed=0)) == 2
+    assert len(text(SORT, {"name": "best_of", "n": 3}, n=2, seed=0)) == 2
+    assert len(text(SORT, registry.get("sampler", "best_of")(n=3), n=2, seed=0)) == 2
 
 
 class Endless:
