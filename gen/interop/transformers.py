@@ -108,9 +108,7 @@ def transformers_generate(
     Raises:
         GenError: the model's attention takes no masks, or a setting cannot be honoured.
     """
-    others = model_kwargs.keys() - set(READ)
-    given = {k: model_kwargs.pop(k) for k in others and others & _parameters()}
-    named = read_parameters(sampler, lambda: USUAL, given, ())
+    sampler = _completed(sampler, model_kwargs)
     penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     text = tokenizer if processing_class is None else processing_class
     params = {**penalties, "logit_bias": logit_bias}
@@ -118,7 +116,14 @@ def transformers_generate(
     _refuse_call(generation_config, synced_gpus)
     prepared = (logits_processor, stopping_criteria, generation_config, model_kwargs)
     streamer = streamer if streamer is not None else argument_of_generate("streamer")
-    return _decode(model, input_ids, prepared, control, streamer, (named, seed, draft_model))
+    return _decode(model, input_ids, prepared, control, streamer, (sampler, seed, draft_model))
+
+
+def _completed(sampler: Any, model_kwargs: dict[str, Any]) -> Any:
+    """Move parameters of the sampler from the arguments of the model to its spec."""
+    others = model_kwargs.keys() - set(READ)
+    given = {k: model_kwargs.pop(k) for k in others and others & _parameters()}
+    return read_parameters(sampler, lambda: USUAL, given, ())
 
 
 def _parameters() -> set[str]:
@@ -137,14 +142,14 @@ class _Signature(inspect.Signature):
     arguments that a signature has, and takes others for the model's."""
 
     @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
         *own, rest = super().parameters.values()  # the last one is **model_kwargs
         names = sorted(_parameters() - super().parameters.keys())
         others = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names]
         return {p.name: p for p in (*own, *others, rest)}
 
 
-transformers_generate.__signature__ = _Signature(  # pyright: ignore[reportFunctionMemberAccess]
+transformers_generate.__signature__ = _Signature(
     list(inspect.signature(transformers_generate).parameters.values())
 )
 
