@@ -18,6 +18,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -44,6 +45,7 @@ from gen.pipeline.arguments import (
     read_count,
     read_integer,
     read_limits,
+    read_parameters,
     read_prompts,
     read_sampling,
     read_seed,
@@ -130,7 +132,7 @@ class Pipeline(PreparedModels):
             prefix: media, or its path, that every output begins with.
             frames: length of the outputs, where the modality has no fixed one.
             options: sampling parameters (``SamplingParams``); absent ones are the modality's
-                default; and other names of arguments above.
+                default; parameters of the sampler; and other names of arguments above.
 
         Returns:
             Media, tokens and statistics, one of each per item.
@@ -167,22 +169,25 @@ class Pipeline(PreparedModels):
             sampler: the sampler.
             num_samples: outputs per prompt.
             seed: seed of the first output of every prompt.
-            options: sampling parameters and other names of arguments; keys that are read are
-                removed.
+            options: sampling parameters, those of the sampler, and other names of arguments; keys
+                that are read are removed.
 
         Raises:
             GenError: anything that cannot be done.
         """
         conditions = read_prompts(prompts, options.pop("prompt", None))
+        keywords = dict(options)
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
         adapters = read_adapters(options.pop("adapter", None), len(conditions))
-        explicit = read_sampling(options, CALL_KEYWORDS)
         drawn = read_seed(seed)
         if seed is None and self.ranks is not None:  # each process has a generator of its own
             drawn = self.ranks.same(drawn)
         items = self.plan(conditions, count, drawn)
         part = self.part_of(items)
+        usual = partial(self.defaults.sampler, part)
+        sampler = read_parameters(sampler, usual, keywords, CALL_KEYWORDS)
+        explicit = read_sampling({k: options[k] for k in options if k in keywords}, CALL_KEYWORDS)
         spec, sampling = self.defaults.complete(sampler, explicit, part)
         if explicit.get("guidance_scale") == 0:
             warnings.warn(
@@ -259,7 +264,7 @@ class Pipeline(PreparedModels):
             seed: seed of the first output of every prompt.
             prefix: media that every output begins with.
             partial_images: previews of each image (``Chunk.preview``); undecided regions are grey.
-            options: sampling parameters, and other names of arguments.
+            options: sampling parameters, those of the sampler, and other names of arguments.
 
         Raises:
             GenError: anything that cannot be done.
