@@ -25,7 +25,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import mean, median
@@ -58,10 +58,16 @@ USUAL = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to one request: token ids up to and including the end, and forward passes."""
+    """Answer to one request.
 
-    tokens: list[int]
-    passes: int | None
+    Attributes:
+        count: number of its tokens, up to and including the end.
+        tokens: their ids, and ``passes``: forward passes; None where the system tells neither.
+    """
+
+    count: int
+    tokens: list[int] | None = None
+    passes: int | None = None
 
 
 System = Callable[[str, int], Answer]  # of a request and the number of new tokens at most
@@ -104,7 +110,7 @@ def of_sampler(pipe: Pipeline, text: str) -> System:
     def answer(request: str, most: int) -> Answer:
         out = pipe([request], sampler=spec, temperature=0.0, max_new_tokens=most, seed=0)
         stats = out.stats[0]
-        return Answer(out.tokens[0, : stats.tokens].tolist(), stats.nfe)
+        return Answer(stats.tokens, out.tokens[0, : stats.tokens].tolist(), stats.nfe)
 
     return answer
 
@@ -126,7 +132,8 @@ def of_generate(net: Network, **settings: Any) -> System:
                 **settings,
             )[0, ids.shape[1] :]
         over = torch.isin(made, ends).nonzero()
-        return Answer(made[: int(over[0]) + 1 if len(over) else None].tolist(), calls.n)
+        tokens = made[: int(over[0]) + 1 if len(over) else None].tolist()
+        return Answer(len(tokens), tokens, calls.n)
 
     return answer
 
@@ -141,10 +148,8 @@ def of_llama_cpp(file: Path, threads: int, net: Network) -> System:
 
     def answer(request: str, most: int) -> Answer:
         body = {"prompt": net.binding.prompt(request), "n_predict": most, "temperature": 0.0}
-        made = server.handle_completions({**body, "cache_prompt": False, "return_tokens": True})
-        if made.get("tokens") is None:
-            raise GenError(f"llama.cpp answered {made}; expected tokens")
-        return Answer(made["tokens"], None)
+        made = server.handle_completions({**body, "cache_prompt": False})
+        return Answer(made["usage"]["completion_tokens"])
 
     return answer
 
@@ -202,8 +207,8 @@ def measure(args: argparse.Namespace) -> None:
                 began = time.perf_counter()
                 answer = systems[name](request, args.max_new_tokens)
                 seconds = time.perf_counter() - began
-                made = {"tokens": answer.tokens, "passes": answer.passes, "seconds": seconds}
-                append({"system": name, "kind": kind, "request": request, **made})
+                made = {"kind": kind, "request": request, "seconds": seconds, **asdict(answer)}
+                append({"system": name, **made})
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -224,9 +229,11 @@ def table(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     heads += ["as `generate`", f"as `{REFERENCE}`"]
     yield f"| {' | '.join(heads)} |"
     yield "|" + " --- |" * len(heads)
+    if REFERENCE not in by_system:
+        raise GenError(f"the file has no measurement of {REFERENCE}; expected one of `measure`")
     reference, plain = by_system[REFERENCE], by_system.get(PLAIN, {})
     for name, mine in by_system.items():
-        speed = median(len(r["tokens"]) / r["seconds"] for r in mine.values())
+        speed = median(r["count"] / r["seconds"] for r in mine.values())
         ratios = {q: r["seconds"] / reference[q]["seconds"] for q, r in mine.items()}
         cells = [f"`{name}`", f"{speed:.1f}", f"{median(ratios.values()):.2f}"]
         for kind in kinds:

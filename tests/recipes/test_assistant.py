@@ -42,7 +42,8 @@ def test_the_table_counts_the_requests_whose_tokens_differ(capsys, tmp_path):
     file.write_text(
         "\n".join(
             json.dumps(
-                {"system": s, "kind": "chat", "request": q, "tokens": t, "passes": 1, "seconds": x}
+                {"system": s, "kind": "chat", "request": q, "seconds": x}
+                | {"count": len(t), "tokens": t, "passes": 1}
             )
             for s, q, t, x in rows
         )
