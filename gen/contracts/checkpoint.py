@@ -55,7 +55,10 @@ SPLIT = FROM_PRETRAINED | {"tp"}  # those of networks with a plan of transformer
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation", "tp")  # fields of LoadOptions
 WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
+PASSES = (
+    "sparse_prefill",
+    "batch_invariant",
+)  # options that change forward passes; gen's own models take them
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip

@@ -29,6 +29,7 @@ from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.models.adapters.batch_invariant import Product
 from gen.models.adapters.sparse_prefill import SparsePrefill
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
@@ -79,6 +80,17 @@ def _require_uncompiled(tp: Any, compile: bool, sparse_prefill: SparsePrefill | 
             raise GenError(f"tp and {name} are given; expected one of them")
 
 
+def _batch_invariant(value: Any, **others: Any) -> bool:
+    """Read whether passes are batch-invariant. Raises ``GenError`` where other options decide how
+    they run."""
+    if not isinstance(value, bool):
+        raise bad_value("batch_invariant", value, "true or false")
+    for name, given in others.items():
+        if value and given:
+            raise GenError(f"batch_invariant and {name} are given; expected one of them")
+    return value
+
+
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with paths as texts."""
     return {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
@@ -94,6 +106,8 @@ class ModalityModels:
             Of a model of the hub, ``revision`` is the commit that was loaded.
         compile: whether forward passes go through ``torch.compile``.
         sparse_prefill: how prompts skip layers of the model; None where they do not.
+        batch_invariant: whether the bits of forward passes are kept from depending on what runs
+            beside a token.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
     """
@@ -110,6 +124,7 @@ class ModalityModels:
         quantization: Any = None,
         adapters: str | Path | Mapping[str, str | Path] | None = None,
         sparse_prefill: Any = None,
+        batch_invariant: bool = False,
         **options: Any,
     ):
         _check_types(modality, model, compile)
@@ -141,6 +156,12 @@ class ModalityModels:
         self.compile = compile
         self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
         _require_uncompiled(placement["tp"], compile, self.sparse_prefill)
+        self.batch_invariant = _batch_invariant(
+            batch_invariant,
+            compile=compile,
+            sparse_prefill=self.sparse_prefill,
+            tp=placement["tp"],
+        )
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options
@@ -150,6 +171,7 @@ class ModalityModels:
             "quantization": how.quantization and how.quantization.plain,
             "adapters": how.adapters,
             "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
+            "batch_invariant": batch_invariant,
             **placement,
         }
         self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
@@ -220,6 +242,7 @@ class ModalityModels:
         self._frontends: dict[str, TokenFrontend] = {}
         self._loaded: dict[str, tuple[Any, Binding, TokenFrontend]] = {}
         self._vocabularies: dict[str, Vocabulary | None] = {}
+        self._products: dict[str, Product] = {}  # of batch-invariant models
 
     def _attach(self) -> None:
         """Load a published model, and check the name of another one.
@@ -251,7 +274,8 @@ class ModalityModels:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
         changing = {*WEIGHTS, *PASSES, *PLACEMENT, "device_map"} - {"tp"}
-        return set(HUB_KEYWORDS) - refused | set(changing if self.model is not None else ())
+        allowed = {*HUB_KEYWORDS, "batch_invariant"} - refused
+        return allowed | set(changing if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -309,7 +333,7 @@ class ModalityModels:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs to load the same models again, without weights."""
         state = vars(self).copy()
-        for key in ("modality", "_checkpoints", "_frontends", "_loaded"):
+        for key in ("modality", "_checkpoints", "_frontends", "_loaded", "_products"):
             del state[key]
         state["_load_options"] = replace(self._load_options, hub=self._pinned())
         state["_files"] = {}

@@ -87,6 +87,10 @@ class Pipeline(PreparedModels):
         sparse_prefill: share of a prompt's tokens that layers skip, or ``{"ratio": 0.5,
             "first_layer": 1}``; a causal model of the Llama architecture then has approximately its
             distribution (``gen.models.adapters.sparse_prefill``).
+        batch_invariant: fix the order of sums in forward passes of causal models, so that the bits
+            of a token's logits depend on neither batch, order, window nor neighbours
+            (``gen.models.adapters.batch_invariant``): a sampler of label ``same_tokens`` then keeps
+            it in 16-bit types too.
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -493,6 +497,7 @@ def load(
     quantization: Any = None,
     adapters: str | Path | Mapping[str, str | Path] | None = None,
     sparse_prefill: Any = None,
+    batch_invariant: bool = False,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -514,6 +519,8 @@ def load(
         quantization: ``int8`` or ``int4`` weights, by torchao, and so on; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
+        batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
+            see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``
@@ -531,7 +538,7 @@ def load(
     elif isinstance(modality, Path):
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
-    options |= {"sparse_prefill": sparse_prefill}
+    options |= {"sparse_prefill": sparse_prefill, "batch_invariant": batch_invariant}
     chosen = torch_dtype if dtype is None else dtype
     return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
 

@@ -24,7 +24,9 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.batch_invariant import make_invariant
 from gen.models.adapters.graphs import compiled_forward
+from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.sparse_prefill import sparse
 from gen.models.load.routed import router_of
 from gen.models.targets.base import Target
@@ -156,9 +158,26 @@ class PromptedModels(ModalityModels):
             )
         if self.sparse_prefill is not None and name == self.model:
             adapter = self._sparse(name, adapter)
+        if self.batch_invariant:
+            self._make_batch_invariant(name, adapter)
         if self.compile:
             self._compile(name, adapter)
         return adapter
+
+    def _make_batch_invariant(self, name: str, adapter: Any) -> None:
+        """Fix the order of sums in the passes of a model.
+
+        Raises:
+            GenError: the adapter or the device is not one of which that is known.
+        """
+        if not isinstance(adapter, CausalLM) or adapter.takes_block_masks:
+            raise GenError(
+                f"batch_invariant does not support model {name} as {type(adapter).__name__};"
+                " expected a causal language model whose attn_implementation is 'sdpa'"
+            )
+        if name not in self._products:
+            self._products[name] = make_invariant(adapter.model, name)
+        adapter.make_batch_invariant(self._products[name])
 
     def _sparse(self, name: str, adapter: Any) -> Any:
         """Let prompts skip layers of an adapter, and say so once for every model."""

@@ -33,6 +33,8 @@ class ModelAdapter(Mirrored):
             keys stay.
         learned_positions: positions that the network has vectors for; None where it computes what
             it needs of any position.
+        is_batch_invariant: the bits of a pass do not depend on what runs beside a token
+            (``gen.models.adapters.batch_invariant``).
         counts_known: a masked model of latents takes the positions known after a step.
         compiles: forward passes can run as graphs: ``network``, and of a masked model
             ``canvas_network``, are functions of tensors.
@@ -54,6 +56,7 @@ class ModelAdapter(Mirrored):
     max_positions: int | None = None
     learned_positions: int | None = None
     recomputed_past: int | None = None
+    is_batch_invariant: bool = False
     counts_known: bool = False
     compiles: bool = False
     constant_widths: frozenset[int] = frozenset()

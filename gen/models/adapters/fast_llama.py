@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from gen.models.adapters import batch_invariant
 from gen.models.adapters.masks import CAUSAL, Mask
 from gen.models.adapters.windows import windows_of
 from gen.models.load.locate import config_field
@@ -43,7 +44,7 @@ class LeanLlama:
     """
 
     def __init__(self, model: LlamaForCausalLM):
-        self.model = model
+        self.model, self.product = model, F.linear
         config, trunk = model.config, model.model
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.dim, self.eps = trunk.layers[0].self_attn.head_dim, trunk.norm.variance_epsilon
@@ -116,7 +117,7 @@ class LeanLlama:
             taps: Layers whose output [B, L, D] is wanted, which is written there; the number of
                 layers is that of the last norm.
         """
-        linear, (b, length) = F.linear, tokens.shape
+        linear, (b, length) = self.product, tokens.shape
         cos, sin, located = tables
         cos, sin = cos[positions], sin[positions]  # [B, L, 1, d]
         x = F.embedding(tokens, self.embedding)
@@ -176,7 +177,7 @@ def _is_plain(model: nn.Module) -> bool:
         not config.mlp_bias,
         config_field(config, "pretraining_tp", 1) == 1,
         config.rope_parameters.get("rope_type", "default") == "default",
-        attention_implementation(config) in ("sdpa", "eager", None),
+        attention_implementation(config) in ("sdpa", "eager", batch_invariant.NAME, None),
         not windows_of(config),
     )
     layers = (m for m in model.modules() if type(m) is not nn.Linear and hasattr(m, "in_features"))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.batch_invariant import InvariantSlots, Product
+from gen.models.adapters.batch_invariant import attention as attention_by_query
 from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
 from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.lead import mirrored
@@ -40,6 +42,7 @@ class LanguageModel(ModelAdapter):
     """Base class of adapters of transformers language models."""
 
     compiles = True
+    product: Product | None = None  # matrix product of batch-invariant passes
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -78,6 +81,16 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         return [self.model.get_output_embeddings()]
 
+    def make_batch_invariant(self, product: Product) -> None:
+        """Fix the order of sums in passes of a network that ``make_invariant`` prepared.
+
+        Args:
+            product: what that returned.
+        """
+        self.is_batch_invariant, self.product = True, product
+        if self._lean is not None:
+            self._lean.product = product
+
     def use_forward(self, lean: LeanLlama) -> None:
         """Replace the fast forward, such as by one that counts its calls."""
         self._lean = lean
@@ -92,7 +105,8 @@ class LanguageModel(ModelAdapter):
         return self._new_cache(slots)
 
     def _new_cache(self, slots: int) -> SlotCache:
-        cache = SlotCache(self.config.num_hidden_layers, slots)
+        kind = InvariantSlots if self.is_batch_invariant else SlotCache
+        cache = kind(self.config.num_hidden_layers, slots)
         cache.whole, cache.block_masks = self.graphs is not None, self.takes_block_masks
         return cache
 
@@ -127,7 +141,7 @@ class LanguageModel(ModelAdapter):
         if self.graphs is not None and taps is None:
             return self.run_network(inputs, positions, mask, cache)[:, -keep:]
         if self._lean is not None:
-            attend = _attend_in(cache, mask)
+            attend = self._attend_in(cache, mask)
             return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
         if keep:
             return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
@@ -139,7 +153,7 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         if self._lean is None:
             return self._of_module(inputs, positions, mask, cache)
-        attend = _attend_in(cache, mask)
+        attend = self._attend_in(cache, mask)
         return self._lean.run(inputs["input_ids"], positions, cache.tables, attend)
 
     def _of_module(
@@ -161,21 +175,23 @@ class LanguageModel(ModelAdapter):
                 **more,
             ).logits
 
+    def _attend_in(self, cache: Any, mask: Mask | None) -> Attend:
+        """Return the attention of the fast forward in the slots of a cache."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = cache.write(layer, k, v)
+            if self.is_batch_invariant:
+                return attention_by_query(q, k, v, mask).flatten(2)
+            return attention(q, k, v, mask)
+
+        return attend
+
     def _angles(self, positions: Tensor, cache: Any) -> AbstractContextManager[None]:
         """Let rotations that depend on the length of the text take that of each token."""
         if self._original_length is None or cache.slots <= self._original_length:
             return nullcontext()
         last = positions.amax(1, keepdim=True) if cache.starts is None else cache.starts
         return angles_of(self.model, torch.maximum(positions, last) + 1)
-
-
-def _attend_in(cache: Any, mask: Mask | None) -> Attend:
-    """Return the attention of the fast forward in the slots of a cache."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, *cache.write(layer, k, v), mask)
-
-    return attend
 
 
 def _attend_among(mask: Mask | None) -> Attend:
@@ -206,7 +222,8 @@ class CausalLM(LanguageModel):
     @mirrored
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        needs_mask = cache.whole or not (self._lean is not None or self._knows_causal)
+        knows_causal = self._lean is not None or self._knows_causal
+        needs_mask = cache.whole or self.is_batch_invariant or not knows_causal
         announce = cache.at if needs_mask else cache.needed
         return self._logits(tokens, positions, announce(positions, self.dtype), cache, keep)
 
@@ -289,6 +306,8 @@ class CausalLM(LanguageModel):
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
         other._lean, other.graphs, other._knows_causal = LeanLlama.of(model), None, False
+        if self.product is not None and other._lean is not None:
+            other._lean.product = self.product
         other.takes_block_masks = attention_implementation(other.config) == "flex_attention"
         return other
 
