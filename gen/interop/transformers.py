@@ -98,8 +98,7 @@ def transformers_generate(
         logit_bias: see there.
         stop: see there.
         structured: see there.
-        processing_class: tokenizer, for ``stop`` and ``structured``.
-        tokenizer: the same, where ``generate`` passes it on.
+        processing_class: tokenizer, for ``stop`` and ``structured``; ``tokenizer`` is the same.
         model_kwargs: keyword arguments for the model, and parameters of the sampler.
 
     Returns:
@@ -110,13 +109,13 @@ def transformers_generate(
             setting cannot be honoured.
     """
     sampler = _completed(sampler, model_kwargs)
-    penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     text = tokenizer if processing_class is None else processing_class
-    params = {**penalties, "logit_bias": logit_bias}
+    params = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    params |= {"logit_bias": logit_bias}
     control = Control(params, stop, structured, text, logprobs)
     _refuse_call(generation_config, synced_gpus)
     prepared = (logits_processor, stopping_criteria, generation_config, model_kwargs)
-    streamer = streamer if streamer is not None else argument_of_generate("streamer")
+    streamer = argument_of_generate("streamer") if streamer is None else streamer
     return _decode(model, input_ids, prepared, control, streamer, (sampler, seed, draft_model))
 
 

@@ -30,7 +30,6 @@ from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.models.adapters.batch_invariant import Product
-from gen.models.adapters.sparse_prefill import SparsePrefill
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
@@ -51,6 +50,7 @@ from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
 from gen.models.load.tensor_parallel import Ranks, own_device
 from gen.models.zoo import load_lm
+from gen.pipeline.passes import one_of
 
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
@@ -63,32 +63,6 @@ def _check_types(modality: Any, model: Any, compile: Any) -> None:
         raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
     if not isinstance(compile, bool):
         raise bad_value("compile", compile, "true or false")
-
-
-def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
-    """Read how prompts skip layers. Raises ``GenError`` where forward passes are compiled."""
-    found = SparsePrefill.of(value)
-    if found is not None and compile:
-        raise GenError("sparse_prefill and compile are given; expected one of them")
-    return found
-
-
-def _require_uncompiled(tp: Any, compile: bool, sparse_prefill: SparsePrefill | None) -> None:
-    """Raise ``GenError`` for forward passes that a model in several processes does not have."""
-    for name, given in (("compile", compile), ("sparse_prefill", sparse_prefill is not None)):
-        if tp is not None and given:
-            raise GenError(f"tp and {name} are given; expected one of them")
-
-
-def _batch_invariant(value: Any, **others: Any) -> bool:
-    """Read whether passes are batch-invariant. Raises ``GenError`` where other options decide how
-    they run."""
-    if not isinstance(value, bool):
-        raise bad_value("batch_invariant", value, "true or false")
-    for name, given in others.items():
-        if value and given:
-            raise GenError(f"batch_invariant and {name} are given; expected one of them")
-    return value
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,15 +127,8 @@ class ModalityModels:
             adapters=adapter_folders(adapters),
         )
         self._choose_dtype(dtype or "float32")
-        self.compile = compile
-        self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
-        _require_uncompiled(placement["tp"], compile, self.sparse_prefill)
-        self.batch_invariant = _batch_invariant(
-            batch_invariant,
-            compile=compile,
-            sparse_prefill=self.sparse_prefill,
-            tp=placement["tp"],
-        )
+        self.compile, self.batch_invariant = compile, batch_invariant
+        self.sparse_prefill = one_of(placement["tp"], sparse_prefill, compile, batch_invariant)
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options

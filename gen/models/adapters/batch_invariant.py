@@ -46,7 +46,9 @@ def rounded(slots: int) -> int:
     return -(-slots // SLOTS) * SLOTS
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+def attention_in_order(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor:
     """Attend from a multiple of ``QUERIES`` queries to a multiple of ``SLOTS`` slots.
 
     Args:
@@ -57,7 +59,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None
         scale: factor of the scores; None for 1 / sqrt(d).
 
     Returns:
-        Attention outputs [B, L, H, d].
+        Attention outputs [B, L, H d].
     """
     batch, length, heads, size = q.shape
     grouped = {"enable_gqa": True} if heads != k.shape[-2] else {}
@@ -70,11 +72,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None
         q = q.reshape(batch * length, heads, 1, size).expand(-1, -1, QUERIES, -1)
         mask = mask.expand(batch, -1, -1, -1).reshape(batch * length, 1, 1, -1)
         out = attend(q, k, v, mask.expand(-1, -1, QUERIES, -1))[:, :, 0]
-        return out.view(batch, length, heads, size)
+        return out.view(batch, length, heads * size)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if more := -length % QUERIES:
         q, mask = (torch.cat([x, x[:, :, -1:].expand(-1, -1, more, -1)], 2) for x in (q, mask))
-    return attend(q, k, v, mask).transpose(1, 2)[:, :length]
+    return attend(q, k, v, mask).transpose(1, 2)[:, :length].flatten(2)
 
 
 def of_module(
@@ -100,7 +102,8 @@ def of_module(
             )
     q = query.transpose(1, 2)
     k, v = (x.transpose(-3, -2) for x in (key, value))
-    return attention(q, k, v, attention_mask, scaling), None
+    out = attention_in_order(q, k, v, attention_mask, scaling)
+    return out.view(q.shape), None
 
 
 AttentionInterface.register(NAME, of_module)
@@ -170,10 +173,12 @@ def require_attention(network: PreTrainedModel, name: str) -> None:
     q, k, v = random(length, heads), random(slots, groups), random(slots, groups)
     last = SLOTS // 2 + torch.arange(length, device=q.device)
     mask = hide(torch.arange(slots, device=q.device) > last[:, None], q.dtype)[None, None]
-    whole = attention(q, k, v, mask)
+    whole = attention_in_order(q, k, v, mask)
     for width in WIDTHS:
         for used in (SLOTS, slots):
-            part = attention(q[:1, :width], k[:1, :used], v[:1, :used], mask[..., :width, :used])
+            part = attention_in_order(
+                q[:1, :width], k[:1, :used], v[:1, :used], mask[..., :width, :used]
+            )
             if not torch.equal(part, whole[:1, :width]):
                 raise GenError(
                     f"batch_invariant: attention of {name} ({network.dtype} on {network.device})"

@@ -18,6 +18,7 @@ and no hooks; such a module is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -160,6 +161,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, 0.0, is_causal, **grouped
     )
     return out.transpose(1, 2).flatten(2)
+
+
+def attend_in(cache: Any, mask: Mask | None, attend: Callable[..., Tensor] = attention) -> Attend:
+    """Return attention to the slots of a cache."""
+    return lambda layer, q, k, v: attend(q, *cache.write(layer, k, v), mask)
+
+
+def attend_among(mask: Mask | None) -> Attend:
+    """Return attention among the tokens of a call."""
+    return lambda layer, q, k, v: attention(q, k, v, mask)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

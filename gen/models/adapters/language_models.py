@@ -15,9 +15,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.batch_invariant import InvariantSlots, Product
-from gen.models.adapters.batch_invariant import attention as attention_by_query
-from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
+from gen.models.adapters.batch_invariant import InvariantSlots, Product, attention_in_order
+from gen.models.adapters.fast_llama import LeanLlama, attend_among, attend_in, attention
 from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
@@ -43,6 +42,7 @@ class LanguageModel(ModelAdapter):
 
     compiles = True
     product: Product | None = None  # matrix product of batch-invariant passes
+    _attention = staticmethod(attention)  # of the fast forward
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -88,6 +88,7 @@ class LanguageModel(ModelAdapter):
             product: what that returned.
         """
         self.is_batch_invariant, self.product = True, product
+        self._attention = attention_in_order
         if self._lean is not None:
             self._lean.product = product
 
@@ -141,7 +142,7 @@ class LanguageModel(ModelAdapter):
         if self.graphs is not None and taps is None:
             return self.run_network(inputs, positions, mask, cache)[:, -keep:]
         if self._lean is not None:
-            attend = self._attend_in(cache, mask)
+            attend = attend_in(cache, mask, self._attention)
             return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
         if keep:
             return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
@@ -153,7 +154,7 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         if self._lean is None:
             return self._of_module(inputs, positions, mask, cache)
-        attend = self._attend_in(cache, mask)
+        attend = attend_in(cache, mask, self._attention)
         return self._lean.run(inputs["input_ids"], positions, cache.tables, attend)
 
     def _of_module(
@@ -175,28 +176,12 @@ class LanguageModel(ModelAdapter):
                 **more,
             ).logits
 
-    def _attend_in(self, cache: Any, mask: Mask | None) -> Attend:
-        """Return the attention of the fast forward in the slots of a cache."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k, v = cache.write(layer, k, v)
-            if self.is_batch_invariant:
-                return attention_by_query(q, k, v, mask).flatten(2)
-            return attention(q, k, v, mask)
-
-        return attend
-
     def _angles(self, positions: Tensor, cache: Any) -> AbstractContextManager[None]:
         """Let rotations that depend on the length of the text take that of each token."""
         if self._original_length is None or cache.slots <= self._original_length:
             return nullcontext()
         last = positions.amax(1, keepdim=True) if cache.starts is None else cache.starts
         return angles_of(self.model, torch.maximum(positions, last) + 1)
-
-
-def _attend_among(mask: Mask | None) -> Attend:
-    """Return the attention of the fast forward among the tokens of a call."""
-    return lambda layer, q, k, v: attention(q, k, v, mask)
 
 
 class CausalLM(LanguageModel):
@@ -412,7 +397,7 @@ class MaskedLM(LanguageModel):
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
             if taps is not None:
-                attend = _attend_among(mask)
+                attend = attend_among(mask)
                 return self._lean.run(ids, at, self._tables, attend, keep, taps)
         elif self.takes_block_masks:
             seen = torch.ones_like(ids, dtype=torch.bool) if hidden is None else ~hidden[:, 0, 0]
@@ -454,7 +439,7 @@ class MaskedLM(LanguageModel):
         """See ``ModelAdapter``."""
         if self._lean is not None:
             ids = inputs["input_ids"]
-            return self._lean.run(ids, positions, tables, _attend_among(mask), keep)
+            return self._lean.run(ids, positions, tables, attend_among(mask), keep)
         return self.model(
             **inputs,
             attention_mask=mask,

@@ -72,9 +72,7 @@ def pretrained(
             config = transformers().AutoConfig.from_pretrained(path, local_files_only=True, **code)
         ranks.require_plan(config, str(name or path))
         options |= ranks.keywords
-    if (
-        stored
-    ):  # transformers reads weights that are stored in few bits by the package that made them
+    if stored:  # in few bits, which transformers reads by the package that made them
         show_quantizers()
     with nullcontext() if gguf is None else gguf.read_once():
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)

@@ -1,7 +1,7 @@
 """Compare samplers on a published language model, beside transformers and llama.cpp.
 
-    python -m gen.recipes.text.assistant measure --model FOLDER --out FILE.jsonl
-    python -m gen.recipes.text.assistant table FILE.jsonl
+    python -m gen.bench.assistant measure --model FOLDER --out FILE.jsonl
+    python -m gen.bench.assistant table FILE.jsonl
 
 ``measure`` decodes 60 requests of six kinds (``assistant_prompts.yaml``) one at a time at
 temperature 0, with the model's chat template. For every request all systems run once, each request

@@ -5,7 +5,7 @@ import json
 import byte_folders
 import pytest
 
-from gen.recipes.text import assistant
+from gen.bench import assistant
 
 
 @pytest.fixture(scope="module")
