@@ -47,6 +47,7 @@ class Watched(JacobiDrafter):
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(3)
 def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", Watched)
     for control in (False, True):
