@@ -47,7 +47,7 @@ UNUSED = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "typi
 def end_ids(*sources: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the ids that end a text, each once, in the order of their sources: the eos token ids
     of ``generation_config.json``, the config and the tokenizer, and the end of a turn."""
-    found: list[int] = []
+    found: list[Any] = []
     for source in sources:
         found += source if isinstance(source, (list, tuple)) else [source]
     return tuple(dict.fromkeys(i for i in found if i is not None))
