@@ -13,9 +13,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 # Test processes. More than one thread in each slows models of this size down; an idle process takes
-# tests over from the other.
+# tests over from the other. Bytecode is kept even where the environment says otherwise: every process
+# that a test starts would compile the package again.
 WORKERS ?= 2
-TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+TESTS := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
 .PHONY: demo smollm2 test test-slow test-quantization check types docs format wheel setup clean

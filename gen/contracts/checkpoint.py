@@ -43,6 +43,7 @@ from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
 from gen.models.load.saved import Saved, read_saved
+from gen.models.load.tensor_parallel import Ranks, digest_of_files
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
@@ -50,10 +51,14 @@ ATTENTIONS = ("sdpa", "eager", "flex_attention")  # those that take a mask of ev
 NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 # keywords that a family takes or not (``Checkpoint.takes``)
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
+SPLIT = FROM_PRETRAINED | {"tp"}  # those of networks with a plan of transformers to split them
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
-PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
+PLACEMENT = ("max_memory", "offload_folder", "attn_implementation", "tp")  # fields of LoadOptions
 WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
+PASSES = (
+    "sparse_prefill",
+    "batch_invariant",
+)  # options that change forward passes; gen's own models take them
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip
@@ -151,6 +156,11 @@ class CheckpointFiles:
         return str(self.config.get("model_type", ""))
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """True for a model whose prompt is read by an encoder of its own."""
+        return bool(self.config.get("is_encoder_decoder"))
+
+    @property
     def embedded(self) -> bool:
         """True for gen's own architectures, and so for all models of the zoo."""
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
@@ -224,6 +234,7 @@ class LoadOptions:
         quantization: weight-only quantisation.
         adapters: folder of a LoRA adapter, which is merged into the weights, or folders by name,
             of which every row takes its own.
+        tp: tensor parallelism over the processes of a launcher: ``auto``, true or their number.
     """
 
     device: torch.device
@@ -236,6 +247,7 @@ class LoadOptions:
     attn_implementation: str | None = None
     quantization: Quantization | None = None
     adapters: str | Mapping[str, str] | None = None
+    tp: Any = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
@@ -265,13 +277,22 @@ class LoadOptions:
             )
         if attention is not None and attention not in ATTENTIONS:
             raise unknown("attn_implementation", attention, ATTENTIONS)
+        for key in ("device_map", "quantization", "adapters"):
+            if self.tp is not None and getattr(self, key) is not None:
+                raise GenError(f"tp and {key} are given; expected one of them")
 
     def beside(self, name: str) -> LoadOptions:
         """Return the options of a model beside the main one, such as a draft model, whose weights
-        on disk get a folder of their own."""
+        on disk get a folder of their own. Every process has the whole of it."""
         folder = self.offload_folder
         folder = None if folder is None else Path(folder) / name.strip("/").replace("/", "--")
-        return replace(self, hub=self.hub.of(name, main=False), offload_folder=folder)
+        hub = self.hub.of(name, main=False)
+        return replace(self, hub=hub, offload_folder=folder, tp=None)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes that hold the model together; None where each has one of its own."""
+        return None if self.tp is None else Ranks.of(self.tp)
 
     @property
     def fill_keywords(self) -> dict[str, Any]:
@@ -293,6 +314,7 @@ class LoadOptions:
             "max_memory": None if self.max_memory is None else dict(self.max_memory),
             "offload_folder": self.offload_folder,
             "attn_implementation": self.attn_implementation,
+            "ranks": self.ranks,
         }
         return {
             "device": self.device,
@@ -357,6 +379,9 @@ class Checkpoint(ABC):
         takes: those of ``FROM_PRETRAINED`` that loading honours.
         runs_from_disk: whether a device map may leave all modules on disk; False where the network
             reads weights beside its modules.
+        default_samplers: sampler of a user who names none, by ``model_key``, where it is another
+            one than the modality's. Drafts cost time where few are accepted, and how many are is
+            known of models alone that were measured.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
@@ -364,6 +389,7 @@ class Checkpoint(ABC):
             checkpoints, ``sampling_of`` reads them from the files.
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
+        ranks: processes that hold its network together; None where it is whole in this one.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -375,6 +401,7 @@ class Checkpoint(ABC):
     most: ClassVar[Mapping[str, int]] = {}
     takes: ClassVar[frozenset[str]] = frozenset()
     runs_from_disk: ClassVar[bool] = True
+    default_samplers: ClassVar[Mapping[str, str]] = {"causal": "autoregressive"}
 
     modality: Modality
     frontend: TokenFrontend
@@ -382,6 +409,7 @@ class Checkpoint(ABC):
     sampling: Mapping[str, Any] = {}
     settled: Mapping[str, Any] = {}
     reads: Reads
+    ranks: Ranks | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -481,8 +509,9 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
             " a family knows by their names"
         )
     serving = [name for name, cls in table.items() if modality in cls.modalities]
+    kind = f"{kind!r}" + (", an encoder-decoder model" if files.is_encoder_decoder else "")
     raise GenError(
-        f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r}"
+        f"model {files.name} is a {kind}, which no family recognises; the modality {modality!r}"
         f" has models of its own (gen ls models) and the families {', '.join(serving)}"
     )
 
@@ -504,15 +533,19 @@ def load_checkpoint(
             raise unknown(f"option of model {files.name}:", key, known)
     with recording() as reads:
         checkpoint = cls(files, modality, how, **options)
-    checkpoint.reads = reads
-    if how.changes_weights:
+    checkpoint.reads, checkpoint.ranks = reads, how.ranks
+    if checkpoint.ranks is not None:
+        checkpoint.ranks.agree("the files of the model", digest_of_files(reads.files))
+    if checkpoint.ranks is not None or how.changes_weights:
         adapters = [checkpoint.adapter(protocol) for protocol in checkpoint.protocols]
         networks = {id(a.model): a.model for a in adapters}
         if len(networks) != 1:
             raise GenError(
-                f"model {files.name} has {len(networks)} networks; expected one for quantization"
-                " and adapters"
+                f"model {files.name} has {len(networks)} networks; expected one for tp,"
+                " quantization and adapters"
             )
+        if checkpoint.ranks is not None:
+            checkpoint.ranks.watch(adapters[0].model)
         how.change(adapters[0].model, files.name, adapters)
         for adapter in adapters:
             adapter.network_changed()
@@ -525,17 +558,19 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
         "variant": how.hub.variant,
         "device_map": how.device_map,
         "attn_implementation": how.attn_implementation,
+        "tp": how.tp,
     }
     reasons = {
         "variant": "its weights have names of their own",
         "device_map": "models of this family run on one device",
         "attn_implementation": "its attention is gen's own, which has one implementation",
+        "tp": "nothing says how to split its network",
     }
     for key, value in given.items():
         if value is not None and key not in cls.takes:
             table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
             taking = sorted(name for name, other in table.items() if key in other.takes)
-            own = "" if key == "variant" else ", and the models that come with gen"
+            own = "" if key in ("variant", "tp") else ", and the models that come with gen"
             raise GenError(
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
                 f" Families that take it: {', '.join(taking)}{own}"

@@ -121,7 +121,8 @@ class Defaults:
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one
         found = cls.of(own, said, family.protocols_of(files), family.kind)
-        return replace(found, models={}, masked_params={}, dtype=dtype)
+        samplers = {**found.samplers, **family.default_samplers}
+        return replace(found, models={}, samplers=samplers, masked_params={}, dtype=dtype)
 
     def sampler(self, part: str = "") -> str:
         """Return the default sampler: the one of the model's protocol and kind, or of the first

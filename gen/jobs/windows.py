@@ -3,7 +3,8 @@
 A call finds its window while it decodes, by the clock, so the forward passes of a job would depend
 on when it was interrupted, and with most couplings the tokens too. In a job the window is measured
 once: the first worker that comes to such items decodes a batch of them with each width, and puts
-the fastest into the folder. All workers, and every later run in that folder, take it from there.
+the fastest into the folder, or 1 where the first batch accepted less than one draft in four forward
+passes. All workers, and every later run in that folder, take it from there.
 
     windows/<entry>.json    {"window": 16, "seconds": {"1": ..., "4": ...}, "items": 8}
 
@@ -24,7 +25,7 @@ from gen.core.errors import describe
 from gen.core.files import writing
 from gen.core.sampler import resolve_sampler
 from gen.jobs.progress.report import Silent
-from gen.samplers.engine.window import AUTO, LADDER, WORTH
+from gen.samplers.engine.window import AUTO, LADDER, LEAST, WORTH
 from gen.store.claims import create, locked
 from gen.store.ledger import WINDOWS
 
@@ -78,7 +79,8 @@ def with_window(
 def measure_windows(
     pipe: Any, entry: Entry, plans: Sequence[Any], progress: Silent
 ) -> dict[str, Any] | None:
-    """Decode a batch with one width after the other until wider ones are far slower.
+    """Decode a batch with one width after the other until wider ones are far slower; with a single
+    one where hardly a draft is accepted.
 
     Returns:
         The fastest width and the seconds of each; None where the batch cannot be decoded, which is
@@ -86,7 +88,9 @@ def measure_windows(
     """
     sampling, seconds = dict(entry.sampling), {}
     try:
-        pipe.generate(plans, {**entry.sampler, "window": WARM}, sampling)
+        first = pipe.generate(plans, {**entry.sampler, "window": WARM}, sampling).stats
+        if sum(s.tokens for s in first) < (1 + LEAST) * sum(s.nfe for s in first):
+            return {"window": 1, "seconds": {}, "items": len(plans)}
         for width in LADDER:
             out = pipe.generate(plans, {**entry.sampler, "window": width}, sampling)
             seconds[width] = sum(s.seconds for s in out.stats)

@@ -11,6 +11,10 @@ are tried from 1 upwards, a few rounds each, until they are worth far less than 
 best is kept, and its neighbours and one position at a time are looked at again from time to time.
 What was seen is kept with the model for later calls (``Widths``).
 
+A trial whose drafts are rejected ends by counting, not by the clock: after a few steps in which the
+rows accepted less than one draft in four, the best width is kept for a while, twice as long after
+every such trial.
+
 Guarantee: the distribution of what is committed stays. The width of a round depends on clocks and
 on rounds that are over, never on the drafts that it lets in or leaves out: what was accepted so far
 follows from tokens and distributions below the positions concerned, and a draft that is left out
@@ -47,6 +51,9 @@ BETTER = 1.08  # times the worth of the width that was kept so far: less may be 
 # times the worth of one position at a time, of a single row and of several: less may be chance, and
 # several rows come to their ends at different times, so that the last steps have a few only
 MARGIN = {True: 1.12, False: 1.2}
+CHANCE = 4  # steps of a trial after which it has to show accepted drafts
+LEAST = 0.25  # of them by row and step
+PAUSE = 128  # steps without a trial after one that showed fewer, the first time
 LAST = 24  # steps whose seconds are remembered, of each number of rows and width
 LATELY = 512  # steps whose tokens are remembered, of each width
 
@@ -60,12 +67,16 @@ class Widths:
         tokens: recent steps of single rows and tokens committed in them, by width.
         best: the width that was kept last.
         checked: whether one position at a time was measured again, on a machine that is warm.
+        pause: steps before the next trial of another width.
+        wait: the pause after the next trial whose drafts are rejected.
     """
 
     seconds: dict[tuple[int, int], deque[tuple[float, float]]] = field(default_factory=dict)
     tokens: dict[int, list[float]] = field(default_factory=dict)
     best: int = 0
     checked: bool = False
+    pause: int = 0
+    wait: int = PAUSE
 
     def see(self, rows: int, width: int, far: float, seconds: float, tokens: float | None) -> None:
         """Record one step: ``rows`` sequences at mean length ``far`` advanced by ``tokens`` on
@@ -149,6 +160,7 @@ class AutoWidth:
         self.since: float | None = None  # the end of the last round
         self.far = 0.0  # tokens that the rows have on average
         self.stay, self.calm, self.turn, self.settled = 0, 0, 0, 0
+        self.accepted = 0.0  # drafts of a row since the width changed
         # the width that pays, and tokens per second and row with it
         self.best, self.value = self.arms[0], 0.0
         self.width = self._next()
@@ -181,10 +193,21 @@ class AutoWidth:
                 self.stay = 0  # known already to be worth far less
         self.settled += 1
         self.stay -= 1
-        if self.stay <= 0:
-            self.settled, self.width = (
-                (self.settled, self.width) if (then := self._next()) == self.width else (0, then)
-            )
+        self.known.pause = max(self.known.pause - 1, 0)
+        self._count(width, float(tokens.mean()) - 1)
+        if self.stay <= 0 and (then := self._next()) != self.width:
+            self.settled, self.accepted, self.width = 0, 0.0, then
+
+    def _count(self, width: int, accepted: float) -> None:
+        """Count drafts that a row accepted, and end a trial that shows too few of them."""
+        known = self.known
+        self.accepted += accepted
+        if width <= self.best or width != self.width or self.settled < CHANCE:
+            return
+        if self.accepted < LEAST * self.settled:
+            known.pause, known.wait, self.stay = known.wait, 2 * known.wait, 0
+        elif known.rounds(width) >= ENOUGH:
+            known.wait = PAUSE
 
     def _next(self) -> int:
         tried = [w for w in self.arms if self.known.rounds(w) >= ENOUGH]
@@ -197,7 +220,7 @@ class AutoWidth:
             best = self.known.best
         self.best, self.value = best, value[best]
         wider = self.arms[self.arms.index(tried[-1]) + 1 :]
-        if wider and value[tried[-1]] >= WORTH * value[best]:
+        if wider and not self.known.pause and value[tried[-1]] >= WORTH * value[best]:
             return wider[0]
         if not self.known.checked:
             self.known.checked = True
@@ -206,7 +229,7 @@ class AutoWidth:
             best if value[best] >= MARGIN[self.rows == 1] * value[self.arms[0]] else self.arms[0]
         )
         self.calm += self.stay
-        if self.calm <= AGAIN * (1 if best > self.arms[0] else 3):
+        if self.known.pause or self.calm <= AGAIN * (1 if best > self.arms[0] else 3):
             self.stay *= 2
             return best
         self.calm, self.turn = 0, self.turn + 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 from calls import only
 from published import padded_left, save_quietly, tiny_tokenizer
-from tiny_checkpoints import SHAPE, tiny
+from tiny_checkpoints import tiny
 
 import gen
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, options_of
@@ -177,9 +177,8 @@ def test_a_foreign_architecture_is_refused_with_what_it_is(llama, tmp_path):
         gen.load("image", model=llama)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "sliding"])
-def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
-    from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+def test_architectures_without_a_cache_of_slots_are_refused(tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
 
     small = MambaConfig(
         vocab_size=64,
@@ -189,23 +188,25 @@ def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
         eos_token_id=2,
         pad_token_id=0,
     )
-    model = (
-        MambaForCausalLM(small)
-        if kind == "mamba"
-        else MistralForCausalLM(MistralConfig(sliding_window=12, num_key_value_heads=1, **SHAPE))
-    )
+    save_quietly(MambaForCausalLM(small), tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused("recurrent", model=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Bart", "T5"])
+def test_encoder_decoder_models_are_refused_as_such(name, tmp_path):
+    import transformers
+
+    t5 = {"d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    bart = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1}
+    shape = {"vocab_size": 64, "d_model": 32, **(t5 if name == "T5" else bart)}
+    config = getattr(transformers, f"{name}Config")(**shape)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     save_quietly(model, tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    if kind == "mamba":
-        refused("gen's KV cache", model=tmp_path)
-        return
-    pipe = gen.load("text", model=tmp_path, max_new_tokens=POSITIONS)
-    assert pipe(["w1"], **only(temperature=0.0)).tokens.shape == (
-        1,
-        POSITIONS,
-    )  # within the window the mask is the same
-    with pytest.raises(GenError, match="see 12"):
-        pipe([" ".join(["w1"] * 9)])
+    refused("an encoder-decoder model", model=tmp_path)
+    with pytest.raises(GenError, match=f"{name}ForConditionalGeneration.*encoder-decoder model"):
+        model.generate(torch.tensor([[5, 6, 7]]), custom_generate=gen.transformers_generate)
 
 
 def test_missing_extra_and_mis_shaped_keys_are_listed(llama, tmp_path):

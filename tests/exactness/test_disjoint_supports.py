@@ -61,14 +61,14 @@ def chain(verifier: str, **params):
 
 
 @pytest.mark.parametrize(("verifier", "pair", "end"), cases(VERIFIERS, PAIRS, ENDS))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_every_verifier_of_a_draft_model(verifier, pair, end):
     sampler = chain(verifier, num_speculative_tokens=2)
     assert error(sampler, PAIRS[pair], space_of(3, ENDS[end]), SamplingParams()) < EXACT
 
 
 @pytest.mark.parametrize(("verifier", "policy", "pair"), cases(EXACT_ONES, POLICIES, PAIRS))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_every_length_policy(verifier, policy, pair):
     sampler = chain(verifier, policy=policy, num_speculative_tokens=3, confidence_threshold=0.6)
     assert error(sampler, PAIRS[pair], space_of(3, True), COLD) < EXACT

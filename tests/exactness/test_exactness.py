@@ -169,7 +169,7 @@ def test_jacobi_distribution_for_every_window(coupling, window):
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_jacobi_distribution_for_every_initialiser(coupling, init):
     """A draft model that corrects the iterate has many more outcomes; three tokens are enough."""
     sampler = jacobi(coupling=coupling, window=3, init=init)
@@ -186,6 +186,7 @@ def test_jacobi_distribution_for_every_distribution(coupling, sampling):
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(3)
 def test_jacobi_distribution_where_legal_ids_depend_on_the_place(coupling, init):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     space = TokenSpace((3,), 4, legal)
@@ -355,6 +356,7 @@ def llama_runs(items: int, sampling: SamplingParams):
 
 
 @pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
+@pytest.mark.thinned(3)
 def test_gumbel_gives_the_tokens_of_autoregression(sampling):
     run = tabular_runs(60, sampling)
     expected = run(autoregressive())

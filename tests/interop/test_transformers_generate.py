@@ -3,6 +3,7 @@ the padding and the streams of transformers itself."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -63,6 +64,30 @@ def own(model, ids=IDS, **settings):
 
 def ours(model, ids=IDS, **settings):
     return own(model, ids, custom_generate=transformers_generate, **settings)
+
+
+def test_parameters_of_the_sampler_are_arguments(llama):
+    more = {"return_dict_in_generate": True, "seed": 3, "do_sample": True}
+    spec = {"name": "speculative_jacobi", "window": 1, "coupling": "maximal"}
+    wanted = ours(llama, sampler=spec, **more)
+    found = ours(llama, sampler=spec["name"], window=1, coupling="maximal", **more)
+    assert torch.equal(found.sequences, wanted.sequences)
+    passes = [s.nfe for s in wanted.stats]
+    assert [s.nfe for s in found.stats] == passes
+    usual = ours(llama, window=1, coupling="maximal", **more)
+    assert torch.equal(usual.sequences, wanted.sequences)
+    named = functools.partial(transformers_generate, sampler="speculative_jacobi", window=1)
+    partial = own(llama, custom_generate=named, coupling="maximal", **more)
+    assert torch.equal(partial.sequences, wanted.sequences)
+    plain = ours(llama, sampler=spec["name"], **more)
+    assert sum(passes) > sum(s.nfe for s in plain.stats)  # control
+    for given, message in (
+        ({"sampler": spec, "window": 2}, "got window 1, and window is 2 among the keywords"),
+        ({"sampler": "autoregressive", "window": 2}, "unknown keyword 'window'"),
+        ({"sampler": "speculative_jacobi", "num_beams": 2}, "cannot honour num_beams=2"),
+    ):
+        with pytest.raises(GenError, match=message):
+            ours(llama, **given)
 
 
 # --- the same ids
@@ -348,19 +373,14 @@ def test_models_that_come_along_are_named_too(llama):
         ours(llama, smapler="sjd")
 
 
-def test_models_without_masks_are_refused_and_long_rows_beyond_a_window():
-    from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM
+def test_models_without_masks_are_refused():
+    from transformers import BloomConfig, BloomForCausalLM
 
     bloom = BloomForCausalLM(
         BloomConfig(vocab_size=24, hidden_size=32, n_layer=1, n_head=2)
     ).double()
     with pytest.raises(GenError, match="BloomForCausalLM.*KV cache"):
         ours(bloom)
-    shape = {**SHAPE, "hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 1}
-    mistral = MistralForCausalLM(MistralConfig(sliding_window=5 + NEW, **shape)).double().eval()
-    assert torch.equal(ours(mistral), own(mistral))
-    with pytest.raises(GenError, match="see 17"):
-        ours(mistral, max_new_tokens=NEW + 1)
 
 
 def test_a_rule_about_ends_that_forgets_some_is_found(llama, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,6 +97,23 @@ def test_the_window_is_measured_with_the_items_of_the_job(prompts, tmp_path):
     for path in sorted((tmp_path / "out").glob("*.tokens.npz")):
         ours, plain = np.load(path), np.load(tmp_path / "plain" / path.name)
         assert ours.files and all(np.array_equal(ours[k], plain[k]) for k in ours.files)
+
+
+@pytest.mark.parametrize(("accepted", "widths"), [(0, [8]), (2, [8, 1])])
+def test_where_hardly_a_draft_is_accepted_one_batch_tells(accepted, widths):
+    """A control accepts 20 drafts in 100 passes, or 200: the clock then judges each width."""
+    tried = []
+
+    class Pipe:
+        def generate(self, plans, sampler, sampling):
+            tried.append(sampler["window"])
+            made = SimpleNamespace(nfe=100, tokens=120 + 100 * accepted, seconds=len(tried))
+            return SimpleNamespace(stats=[made] * len(plans))
+
+    entry = SimpleNamespace(sampler=dict(SJD), sampling={})
+    found = windows.measure_windows(Pipe(), entry, ["a", "b"], Lines())
+    assert found["window"] == 1 and found["items"] == 2 and tried[: len(widths)] == widths
+    assert bool(found["seconds"]) == bool(accepted)
 
 
 def test_a_window_that_is_a_number_is_not_measured(prompts, tmp_path, monkeypatch):

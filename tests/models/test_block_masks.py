@@ -112,7 +112,7 @@ def test_the_compiled_kernel_gives_the_logits_of_additive_masks(name):
 def test_control_another_rule_gives_other_logits(name, monkeypatch):
     additive, blocks = pair(name)
     monkeypatch.setattr(
-        slot_cache, "blocks_up_to", lambda last, slots: blocks_up_to(last + 1, slots)
+        slot_cache, "blocks_up_to", lambda last, *rest: blocks_up_to(last + 1, *rest)
     )
     got, want = passes(blocks), passes(additive)
     assert worst(got[1:3], want[1:3]) > 1e3 * CLOSE

@@ -119,7 +119,12 @@ class Graphs:
         self.pads = device != "cpu"
 
     def against_slots(
-        self, adapter: Any, inputs: dict[str, Tensor], positions: Tensor, mask: Tensor, cache: Any
+        self,
+        adapter: Any,
+        inputs: dict[str, Tensor],
+        positions: Tensor,
+        mask: Tensor | dict[str, Tensor],
+        cache: Any,
     ) -> Tensor:
         """Run the network of an adapter against a slot cache whose buffers exist.
 
@@ -127,7 +132,7 @@ class Graphs:
             adapter: the adapter.
             inputs: arguments of the network, [B, L, ...] each.
             positions: absolute positions, long [B, L].
-            mask: what is added to scores, [B, 1, L, S].
+            mask: what is added to scores, [B, 1, L, S], or that of each kind of layer.
             cache: ``SlotCache`` that the call was announced to.
 
         Returns:
@@ -144,7 +149,11 @@ class Graphs:
         if more := padded - width:
             inputs = {name: _repeat_last(x, more, 1) for name, x in inputs.items()}
             positions, slots = _repeat_last(positions, more, 1), _repeat_last(slots, more, 1)
-            mask = _repeat_last(mask, more, 2)
+            mask = (
+                {kind: _repeat_last(x, more, 2) for kind, x in mask.items()}
+                if isinstance(mask, dict)
+                else _repeat_last(mask, more, 2)
+            )
         keys, values = cache.buffers()
         run = self._slots
         out = _traced(

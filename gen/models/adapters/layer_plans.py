@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gen.core.errors import GenError
+from gen.models.load.locate import config_field
 
 
 def keep_layers(
@@ -16,7 +17,7 @@ def keep_layers(
     """Make a network of some of a network's decoder layers.
 
     Embeddings, norms and head are those of the network. The layers keep their own numbers, by which
-    they find their keys and values in a cache.
+    they find their keys and values in a cache, and their kinds, by which they get their masks.
 
     Args:
         model: causal network of transformers.
@@ -28,8 +29,18 @@ def keep_layers(
         GenError: the network has no list of that many decoder layers.
     """
     name = layers_of(model, count)
-    kept = nn.ModuleList(model.get_submodule(name)[n] for n in layers)
-    return replaced(model, name, kept if after is None else kept.append(after))
+    kept, numbers = nn.ModuleList(model.get_submodule(name)[n] for n in layers), list(layers)
+    if after is not None:
+        kept.append(after)
+        parts = map(vars, after.modules())
+        numbers.append(next(part["layer_idx"] for part in parts if "layer_idx" in part))
+    other = replaced(model, name, kept)
+    owner = other.get_submodule(name.rpartition(".")[0])
+    kinds = config_field(config_field(owner, "config"), "layer_types")
+    if kinds is not None:  # a network finds the kind of a layer by its index in the list
+        vars(owner)["config"] = config = copy.copy(owner.config)
+        vars(config)["layer_types"] = [kinds[n] for n in numbers]
+    return other
 
 
 def layers_of(model: nn.Module, count: int) -> str:

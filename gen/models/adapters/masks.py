@@ -5,6 +5,9 @@ others, the mask is ``CAUSAL``, which takes no memory: attention knows that rule
 either what is added to scores, [B, 1, L, S], or for ``flex_attention`` a ``BlockMask``: the rule as
 a function of a query and a slot, and a table of the blocks of queries and slots in which it holds
 anywhere or everywhere, without a tensor of [L, S].
+
+Layers that see a window alone (``gen.models.adapters.windows``) have a mask of their own, which
+also hides the slots before the first one that a query sees.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Causal:
 
 CAUSAL = Causal()
 Mask = Tensor | BlockMask | Causal
+LayerMasks = Mask | dict[str, Mask]  # one for all layers, or one for each kind of layer
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of row, head, query and slot: bool
 BLOCK = 128  # queries and slots of a block
 
@@ -51,22 +55,27 @@ def branches(parents: Tensor) -> Tensor:
     return on_branch
 
 
-def blocks_up_to(last: Tensor, slots: int) -> BlockMask:
+def blocks_up_to(last: Tensor, slots: int, first: Tensor | None = None) -> BlockMask:
     """Let each query see the slots up to its last one.
 
     Args:
         last: last slot that a query sees, long [B, L].
         slots: number of slots.
+        first: first slot that a query sees, long [B, L]; None is slot 0.
     """
+    # one tensor, since kernels of a CPU take no second one
+    ends = last[..., None] if first is None else torch.stack([last, first], -1)
 
     def rule(row: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        return slot <= last[row, query]
+        before = slot <= ends[row, query, 0]
+        return before if first is None else before & (slot >= ends[row, query, 1])
 
     most, least = _of_blocks(last, slots)
-    first, end = _bounds(slots, last.device)
-    return _block_mask(
-        rule, first <= most[..., None], end <= least[..., None] + 1, last.shape[1], slots
-    )
+    start, end = _bounds(slots, last.device)
+    some, whole = start <= most[..., None], end <= least[..., None] + 1
+    if first is not None:
+        some, whole = _after(first, slots, some, whole)
+    return _block_mask(rule, some, whole, last.shape[1], slots)
 
 
 def blocks_among(seen: Tensor, width: int) -> BlockMask:
@@ -87,31 +96,49 @@ def blocks_among(seen: Tensor, width: int) -> BlockMask:
     return _block_mask(rule, some, whole, width, slots)
 
 
-def blocks_of_tree(root: Tensor, on_branch: Tensor, positions: int, slots: int) -> BlockMask:
+def blocks_of_tree(
+    root: Tensor, on_branch: Tensor, positions: int, slots: int, first: Tensor | None = None
+) -> BlockMask:
     """Let the queries of a tree see the slots up to its root and those of their branches.
 
     Args:
         root: slot of the root, which is the first query, long [B].
-        on_branch: whether draft i stands on draft j or is it, bool [B, D, D].
+        on_branch: whether draft i sees draft j, which it stands on or is, bool [B, D, D].
         positions: number of slots before those of the drafts.
         slots: number of slots.
+        first: first slot before those of the drafts that a query sees, long [B, 1 + D]; None is
+            slot 0.
     """
     drafts = on_branch.shape[1]
-    # Columns: the root's slot, then whether a draft is seen. The root sees no draft, and nothing
-    # sees a slot behind the last draft. One tensor, since kernels of a CPU take no second one.
-    seen = F.pad(on_branch.long(), (1, 1, 1, 0))
+    # Columns: the root's slot, whether a draft is seen, then the first slot. The root sees no
+    # draft, and nothing sees a slot behind the last draft. One tensor, since kernels of a CPU take
+    # no second one.
+    seen = F.pad(on_branch.long(), (1, 2, 1, 0))
     seen[..., 0] = root[:, None]
+    seen[..., -1] = 0 if first is None else first
 
     def rule(row: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         column = (slot - positions + 1).clamp(0, drafts + 1)
-        return torch.where(column > 0, 1, slot) <= seen[row, query, column]
+        sees = torch.where(column > 0, 1, slot) <= seen[row, query, column]
+        return sees & ((column > 0) | (slot >= seen[row, query, drafts + 2]))
 
     width = 1 + drafts
-    first, end = _bounds(slots, root.device)
-    some = (first <= root[:, None, None]) | ((end > positions) & (first < positions + drafts))
+    start, end = _bounds(slots, root.device)
+    some = (start <= root[:, None, None]) | ((end > positions) & (start < positions + drafts))
     whole = end <= root.clamp_max(positions - 1)[:, None, None] + 1
     shape = (-1, -(-width // BLOCK), -1)
-    return _block_mask(rule, some.expand(shape), whole.expand(shape), width, slots)
+    some, whole = some.expand(shape), whole.expand(shape)
+    if first is not None:
+        some, whole = _after(first, slots, some, whole)
+    return _block_mask(rule, some, whole, width, slots)
+
+
+def _after(first: Tensor, slots: int, some: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Take the blocks before the first slots that queries see, long [B, L], out of tables of
+    blocks, bool [B, L / block, S / block]."""
+    most, least = _of_blocks(first, slots)
+    start, end = _bounds(slots, first.device)
+    return some & (end > least[..., None]), whole & (start >= most[..., None])
 
 
 def _of_blocks(last: Tensor, slots: int) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,15 @@ it, it has been written again. So a rejected draft needs no rollback, no crop an
 
 Models that look both ways use the same slots with another mask (``among``): which slots may be seen
 is said slot by slot.
+
+Layers that see a window of the positions before a query have a mask of their own
+(``SlotCache.windows``). Their slots are kept all the same, since drafts before a window's end may
+be rejected and rows stand at different positions: the memory is that of layers that see everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import (
     CAUSAL,
+    LayerMasks,
     Mask,
     blocks_among,
     blocks_of_tree,
@@ -29,6 +35,7 @@ from gen.models.adapters.masks import (
     hide,
 )
 from gen.models.adapters.protocols import ModelCache
+from gen.models.adapters.windows import Window, Windows, narrowest
 from gen.models.load.transformers_compat import Cache, CacheLayerMixin
 
 
@@ -56,7 +63,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write as ``write`` does, in transformers' order of axes: [B, H, L, D]."""
         keys, values = self.write(key_states.transpose(1, 2), value_states.transpose(1, 2))
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return keys.transpose(-3, -2), values.transpose(-3, -2)
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's
@@ -77,9 +84,7 @@ class SlotLayer(CacheLayerMixin):
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return all slots in use, of the owner's rows."""
-        owner = self.owner
-        picked = slice(None) if owner.rows is None else owner.rows.to(self.keys.device)
-        return self.keys[picked, : owner.used], self.values[picked, : owner.used]
+        return self.owner.in_use(self.keys), self.owner.in_use(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.used, 0
@@ -121,33 +126,50 @@ class SlotCache(Cache, ModelCache):
         self.whole = False
         # whether masks are block masks (``ModelAdapter.takes_block_masks``)
         self.block_masks = False
+        # kinds of layers, by which a call has several masks; none where all layers see all slots
+        self.windows: Windows = {}
         self.tables: Any = (
             None  # what a forward made of the slots once (``gen.models.adapters.fast_llama``)
         )
         self._notes: dict[str, int] = {}  # numbers of the layers that hold notes
 
-    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Mask:
+    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> LayerMasks:
         """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1,
         L, used]: 0 for slots up to the query's own position, or up to ``last`` [B, L] (the end of
         its block), the smallest number above. With ``block_masks`` it is a block mask that says
-        the same.
+        the same. With several kinds of layers (``windows``) it is a mask for each kind, which also
+        hides the slots before the window of the query's own position.
         """
         self._stand(positions, None)
         self._read_to(positions if last is None else last)
-        return self._above(positions if last is None else last, dtype)
+        return self._above(positions, positions if last is None else last, dtype)
 
-    def needed(self, positions: Tensor, dtype: torch.dtype) -> Mask | None:
+    def needed(self, positions: Tensor, dtype: torch.dtype) -> LayerMasks | None:
         """Announce a call as ``at`` does, but return None where nothing is hidden, and ``CAUSAL``
-        where the tokens are the first of all rows. Where the device is no CPU, the host does not
-        know either of it."""
+        where the tokens are the first of all rows, as long as no window ends before them. Where
+        the device is no CPU, the host does not know either of it."""
         self._stand(positions, None)
         if self.span is None:
             self._read_to(positions)
-            return self._above(positions, dtype)
+            return self._above(positions, positions, dtype)
         first, self.used = self.span  # of all rows
+        if self.used > (narrowest(self.windows) or self.used):
+            return self._above(positions, positions, dtype)
         if positions.shape[1] == 1:
             return None
-        return self._above(positions, dtype) if first else CAUSAL
+        return self._above(positions, positions, dtype) if first else CAUSAL
+
+    def _by_kind(self, make: Callable[[Window | None], Mask]) -> LayerMasks:
+        """Make the mask of every kind of layer of its window."""
+        if not self.windows:
+            return make(None)
+        masks = {kind: make(window) for kind, window in self.windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def in_use(self, buffer: Tensor) -> Tensor:
+        """Return what a call reads of a layer's keys or values [B, S, H, D]."""
+        picked = slice(None) if self.rows is None else self.rows.to(buffer.device)
+        return buffer[picked, : self.used]
 
     def _read_to(self, last: Tensor) -> None:
         """Let a call read the slots up to the last one that any of its queries attends to, long
@@ -155,10 +177,20 @@ class SlotCache(Cache, ModelCache):
         if last.device.type == "cpu" and not self.whole:
             self.used = int(last.numpy().max()) + 1
 
-    def _above(self, last: Tensor, dtype: torch.dtype) -> Mask:
-        if self.block_masks:
-            return blocks_up_to(last, self.used)
-        return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
+    def _above(self, positions: Tensor, last: Tensor, dtype: torch.dtype) -> LayerMasks:
+        """Hide the slots above ``last`` and those before the windows of ``positions``, [B, L]."""
+        slot = torch.arange(self.used, device=last.device)
+
+        def make(window: Window | None) -> Mask:
+            first = None if window is None else window.first(positions)
+            if self.block_masks:
+                return blocks_up_to(last, self.used, first)
+            hidden = slot > last[..., None]
+            if first is not None:
+                hidden |= slot < first[..., None]
+            return hide(hidden, dtype)[:, None]
+
+        return self._by_kind(make)
 
     def among(
         self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None
@@ -174,12 +206,13 @@ class SlotCache(Cache, ModelCache):
             -1, -1, positions.shape[1], -1
         )
 
-    def tree(self, positions: Tensor, parents: Tensor, dtype: torch.dtype) -> Mask:
+    def tree(self, positions: Tensor, parents: Tensor, dtype: torch.dtype) -> LayerMasks:
         """Announce a call with a tree of drafts and return its mask, as ``at`` does.
 
         The root goes to the slot of its position, draft j to branch slot ``slots + j``, above all
         positions: drafts of one depth share their position. A draft attends to everything up to
-        the root, and to the branch it stands on.
+        the root, and to the branch it stands on; in layers with a window, to what of both is in
+        the window of its position.
 
         Args:
             positions: absolute positions by depth, long [B, L]; column 0 is the root.
@@ -196,15 +229,38 @@ class SlotCache(Cache, ModelCache):
         # a graph reads the buffers as a whole, with branch slots of larger trees
         drafted = self._branch_slots if self.whole else drafts
         self.used, self._reach, self._root = self.slots + drafted, reach, positions[:, 0]
-        on_branch = branches(parents)
-        if self.block_masks:
-            return blocks_of_tree(positions[:, 0], on_branch, self.slots, self.used)
-        before = torch.arange(self.slots, device=positions.device) <= positions[:, :1]
-        seen = torch.zeros(batch, 1 + drafts, self.used, dtype=torch.bool, device=positions.device)
-        seen[..., : self.slots] = before[:, None]
-        seen[:, 1:, self.slots : self.slots + drafts] = on_branch
-        return hide(~seen, dtype)[:, None]
+        return self._of_tree(positions, branches(parents), dtype)
 
+    def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
+        """Make the masks of an announced tree.
+
+        Args:
+            positions: as of ``tree``, [B, L].
+            branch: whether draft j is draft i or one before it on its branch, bool [B, D, D].
+            dtype: type of the mask.
+        """
+        batch, drafts = branch.shape[:2]
+
+        def make(window: Window | None) -> Mask:
+            first = None if window is None else window.first(positions)
+            on_branch = branch
+            if first is not None:  # drafts at positions [B, 1, D], seen from those at [B, D, 1]
+                on_branch = branch & (positions[:, None, 1:] >= first[:, 1:, None])
+            if self.block_masks:
+                return blocks_of_tree(positions[:, 0], on_branch, self.slots, self.used, first)
+            slot = torch.arange(self.slots, device=positions.device)
+            before = (slot <= positions[:, :1])[:, None]
+            if first is not None:
+                before = before & (slot >= first[..., None])
+            shape = batch, 1 + drafts, self.used
+            seen = torch.zeros(shape, dtype=torch.bool, device=positions.device)
+            seen[..., : self.slots] = before
+            seen[:, 1:, self.slots : self.slots + drafts] = on_branch
+            return hide(~seen, dtype)[:, None]
+
+        return self._by_kind(make)
+
+    @mirrored
     def commit_path(self, nodes: Tensor, count: Tensor) -> None:
         """Copy accepted drafts of the last tree from their branch slots to their positions.
 
@@ -256,6 +312,7 @@ class SlotCache(Cache, ModelCache):
         """Number of rows; 0 before the first call."""
         return next((len(layer.keys) for layer in self._in_use), 0)
 
+    @mirrored
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
@@ -322,9 +379,10 @@ class SlotCache(Cache, ModelCache):
 
     def of_rows(self, rows: Tensor) -> SlotCache:
         """Copy some rows (long [n], which may repeat) to a cache of their own."""
-        other = SlotCache(len(self.layers), self.slots)
+        other = type(self)(len(self.layers), self.slots)
         other.used, other._reach, other.whole = self.used, self._reach, self.whole
         other.block_masks, other._notes = self.block_masks, dict(self._notes)
+        other.windows = self.windows
         for mine, layer in zip(self.layers, other.layers, strict=True):
             if mine.is_initialized:
                 here = rows.to(mine.keys.device)
@@ -332,6 +390,7 @@ class SlotCache(Cache, ModelCache):
                 layer.is_initialized = True
         return other
 
+    @mirrored
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         """Write what some rows (long [n]) hold over what others (long [n]) do."""
         for layer in self._in_use:
@@ -339,6 +398,7 @@ class SlotCache(Cache, ModelCache):
             to, at = target.to(here), source.to(here)
             layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
+    @mirrored
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
         for layer in self._in_use:

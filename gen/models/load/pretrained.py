@@ -16,6 +16,7 @@ from gen.models.load.gguf import GgufFile
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
+from gen.models.load.tensor_parallel import Ranks
 from gen.models.load.weights import require_fit, weight_files
 
 TOKENIZER_FILES = (
@@ -31,6 +32,7 @@ def pretrained(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     device_map: Any = None,
+    ranks: Ranks | None = None,
     name: str | Path = "",
     gguf: GgufFile | None = None,
     **more: Any,
@@ -43,12 +45,14 @@ def pretrained(
         device: Target device, without a ``device_map``.
         dtype: Dtype of floating-point weights.
         device_map: Placement by accelerate.
+        ranks: Processes of which each holds a part of the weights, on its own device.
         name: Name of the model in messages, by default ``path``.
         gguf: The file of the folder that is the model.
         **more: Further arguments, such as ``variant``, ``max_memory`` or ``trust_remote_code``.
 
     Raises:
-        GenError: Weights are missing, cannot be read, or do not fit the class exactly.
+        GenError: Weights are missing, cannot be read, or do not fit the class exactly; or they
+            cannot be split.
     """
     folder = Path(path) / more.get("subfolder", "")
     is_local = folder.is_dir()
@@ -61,9 +65,14 @@ def pretrained(
     if device_map is not None:
         options["device_map"] = device_map
     stored = _stored_quantization(folder)
-    if (
-        stored
-    ):  # transformers reads weights that are stored in few bits by the package that made them
+    if ranks is not None:
+        _require_splittable(gguf, stored, str(name or path))
+        with readable("model", name or path):
+            code = {k: more[k] for k in ("trust_remote_code",) if k in more}
+            config = transformers().AutoConfig.from_pretrained(path, local_files_only=True, **code)
+        ranks.require_plan(config, str(name or path))
+        options |= ranks.keywords
+    if stored:  # in few bits, which transformers reads by the package that made them
         show_quantizers()
     with nullcontext() if gguf is None else gguf.read_once():
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
@@ -74,7 +83,16 @@ def pretrained(
         require_rows_apart(model.config.quantization_config)
         keep_layout(model)
     model = model.eval().requires_grad_(False)
-    return model if device_map is not None else model.to(device)
+    return model if device_map is not None or ranks is not None else model.to(device)
+
+
+def _require_splittable(gguf: Path | None, stored: dict[str, Any], name: str) -> None:
+    """Raise ``GenError`` for weights in a format that no plan splits."""
+    kind = "in GGUF" if gguf else "by bitsandbytes"
+    if gguf is not None or stored.get("quant_method") == "bitsandbytes":
+        raise GenError(
+            f"model {name} is stored {kind}, which tp cannot split; expected weights in safetensors"
+        )
 
 
 def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **options: Any) -> Any:

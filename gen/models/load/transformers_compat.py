@@ -20,6 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 __all__ = ["CAUSAL_LM_TYPES", "TESTED", "Cache", "CacheLayerMixin"]
 TESTED = ("5.16.0", "5.24.0")  # oldest and newest version
 CAUSAL_LM_TYPES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # model type -> class name
+# layers that carry a state from token to token, alone or beside attention
+RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 CACHE_NAME = ALL_CACHE_NAMES[0]  # "cache" from 5.24 on, "past_key_values" before
 
 
@@ -42,6 +44,14 @@ def unsplittable_modules(model: nn.Module) -> list[str] | None:
     """Return the class names of modules that must stay on one device; None where unknown."""
     # networks that are no models of transformers lack the name
     return getattr(model, "_no_split_modules", None)
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Return True for a model some of whose layers carry a state that cannot be taken back."""
+    # networks that are no models of transformers lack the name, and most configs the layers' types
+    stateful = getattr(model, "_is_stateful", False)
+    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return stateful or not RECURRENT_LAYERS.isdisjoint(layers)
 
 
 def is_users_cache(cache: Any) -> bool:

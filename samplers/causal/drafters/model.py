@@ -12,7 +12,8 @@ after every call.
 
 What a draft is, how one is drawn and how it is judged is a ``Chain``'s business: ``IdChain`` does
 ids, and latents have theirs. A chain must draw from the distribution it judges the draft by, and
-the last position of a row is never drafted: the target gives it for free.
+the last position of a row is never drafted: the target gives it for free. Nothing is drafted at
+positions that the draft model has no vectors for (``CausalTarget.reach``).
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class ModelDrafter(Drafter):
             self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
             return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
+        if (reach := self.draft.reach) is not None:
+            wanted = np.clip(wanted, 0, np.maximum(reach - step.starts, 0))
         drafts: list[Tensor] = []
         drafted: list[Tensor] = []
         said: list[Tensor] = []  # what they are drawn from
@@ -142,6 +145,11 @@ class ModelDrafter(Drafter):
             int(wanted.max()),
         )
         active, together = asked[:, 0], int(wanted.min())  # columns that all rows draft
+        if not most:  # all rows are past the draft model's positions
+            blank = torch.zeros(len(tokens), self.draft.space.vocab_size, device=tokens.device)
+            drafts.append(self.chain.draw(step, 0, blank, active).to(tokens.dtype))
+            drafted.append(active)
+            said.append(blank)
         for column in range(most):
             output = self.draft.predict(given, at)
             logprobs = output.logprobs[:, -1]
@@ -310,7 +318,15 @@ class ModelNodes(Nodes):
     def begin(self, step, tokens):
         given, at = unseen(step, tokens, self.known)
         self.root, self.known = given[:, -1:], step.starts
-        return self.draft.predict(given, at).logprobs[:, -1]
+        return self._within(self.draft.predict(given, at).logprobs, at)[:, -1]
+
+    def _within(self, logprobs: Tensor, positions: Tensor) -> Tensor:
+        """Leave log-probabilities [b, L, V] of positions [b, L] that the draft model has vectors
+        for; of the others nothing is known."""
+        if (reach := self.draft.reach) is None:
+            return logprobs
+        beyond = positions >= to_device(reach, positions.device)[:, None]
+        return logprobs.masked_fill(beyond[..., None], -torch.inf)
 
     def extend(self, step, tree, first):
         if tree.is_chain:
@@ -319,12 +335,13 @@ class ModelNodes(Nodes):
                 exists, step.start[:, None] + tree.depth[:, first:], step.start[:, None]
             )
             given = torch.where(exists, tree.tokens[:, first:], self.root)
-            return self.draft.predict(given, at).logprobs
+            return self._within(self.draft.predict(given, at).logprobs, at)
         valid = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
         depth = torch.cat([torch.zeros_like(tree.depth[:, :1]), tree.depth], 1)
         at = step.start[:, None] + torch.where(valid, depth, 0)
         given = torch.where(valid, torch.cat([self.root, tree.tokens], 1), self.root)
-        return self.draft.predict(given, at, tree.parents).logprobs[:, first + 1 :]
+        logprobs = self._within(self.draft.predict(given, at, tree.parents).logprobs, at)
+        return logprobs[:, first + 1 :]
 
 
 class DraftsWithModel:

@@ -71,6 +71,7 @@ def logprobs(model, space, sampling, context, prefix) -> list[float]:
     ],
     ids=lambda s: f"{s['num_beams']} beams",
 )
+@pytest.mark.thinned(3)
 def test_tokens_are_those_of_transformers(settings, ends):
     model = small_llama(12, 4)
     for p in model.parameters():
@@ -208,6 +209,7 @@ SPECS = ("beam", "diverse_beam", "momentum", "adadec", "superposed")
         pytest.param(GUIDED, id="guided"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_an_item_is_the_same_in_any_batch_and_window_of_rows(name, sampling):
     every = list(range(7))
     early = {"early_stopping": True} if "beam" in name else {}

@@ -74,6 +74,7 @@ def test_distribution_of_jacobi_for_every_window(coupling, window):
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(3)
 def test_distribution_of_jacobi_for_every_initialiser(coupling, init):
     """What enters the window knows nothing of the constraint, so most of it is illegal."""
     assert error(jacobi(coupling=coupling, window=3, init=init), exact_length(3, 3)) < EXACT
@@ -208,6 +209,7 @@ def disobedient(sampler) -> int:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.thinned(3)
 def test_every_causal_sampler_obeys_or_refuses(name):
     """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
     is not legal."""

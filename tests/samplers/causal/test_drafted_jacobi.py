@@ -87,6 +87,7 @@ def test_a_draft_model_keeps_the_distribution(with_table, coupling, init, rounds
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(2)
 def test_a_table_keeps_the_distribution(with_table, coupling):
     assert distribution_error(jacobi(coupling=coupling, window=3, init="table")) < EXACT
 
@@ -99,6 +100,7 @@ def test_drafts_that_are_not_corrected_keep_the_distribution(with_table, couplin
 
 @pytest.mark.parametrize("init", ["model", "table", "model_table"])
 @pytest.mark.parametrize("coupling", KEEPING)
+@pytest.mark.thinned(4)
 def test_drafts_that_are_replaced_keep_the_distribution(with_table, coupling, init):
     sampler = jacobi(coupling=coupling, window=3, init=init, redraft="replace")
     assert distribution_error(sampler) < EXACT
@@ -131,6 +133,7 @@ def test_keeping_confident_drafts_does_not_keep_the_distribution():
 
 @pytest.mark.parametrize("init", ["model", "table"])
 @pytest.mark.parametrize("coupling", ["fresh", "maximal"])
+@pytest.mark.thinned(3)
 def test_control_a_distribution_of_another_context(monkeypatch, with_table, coupling, init):
     true = IteratedInitialiser.fill
 

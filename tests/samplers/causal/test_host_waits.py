@@ -285,7 +285,7 @@ def test_corrected_drafts_wait_once_between_their_rounds(monkeypatch, coupling):
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(CHAINS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.verified) and sum(drafter.calls) > 2
@@ -300,6 +300,7 @@ def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, 
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(TREES))
+@pytest.mark.thinned(3)
 def test_a_tree_never_waits(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.proposed) and none(drafter.verified) and sum(drafter.calls) > 2
@@ -429,7 +430,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
     """To know which rows are done. The distribution, what is proposed and chosen and the schedule
     are in it."""

@@ -274,7 +274,7 @@ SAMPLING_CASES = {
     ],
 )
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, sampling):
     run = runs(sampling)
     for coupling in COUPLINGS:
@@ -329,7 +329,7 @@ def sequence_error(sampler) -> float:
     ids=lambda d: "-".join(d.values()),
 )
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_relaxation_accepts_more_and_changes_the_distribution(name, drafter):
     param = {"lantern": 0.5, "gsd": 3, "distance": 1, "lexical_unit": 0.7}.get(name)
 

@@ -146,6 +146,7 @@ def preset(name: str, **params):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_an_item_is_the_same_in_any_batch(name):
     whole = run(preset(name))
     for items, rows in ((range(ITEMS), 2), ([4, 0, 3], 3), ([2, 1], 1)):
@@ -179,6 +180,7 @@ def test_a_tree_is_no_larger_than_what_its_row_knows():
 
 
 @pytest.mark.parametrize("name", ["suffix", "token_recycling", "aded", "stand"])
+@pytest.mark.thinned(2)
 def test_finished_items_teach_the_next_ones(name):
     kept = {"verifier": "follow", "scope": "call"}
     own, call = run(preset(name, verifier="follow"), rows=1), run(preset(name, **kept), rows=1)

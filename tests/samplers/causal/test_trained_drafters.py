@@ -98,6 +98,7 @@ def test_control_drafts_of_another_distribution(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("shape", ["block", "tree"])
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.thinned(3)
 def test_a_row_is_the_same_alone_and_in_a_batch(tmp_path, name, shape):
     weights = write(name, target(10, 20), tmp_path)
     sampler = drafting(name, weights, **SHAPES[shape])
@@ -115,6 +116,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(tmp_path, name, shape):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.thinned(3)
 def test_rows_that_wait_at_a_bound_go_on(tmp_path, name):
     weights = write(name, target(12, 20), tmp_path)
     sampler = drafting(name, weights, verifier="follow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -147,6 +148,37 @@ def test_a_wider_window_is_not_given_up_for_a_few_bad_rounds():
             known.see(1, width, 0.0, 1.0, tokens)
     assert known.gain(1) == 1.0 and known.gain(4) == known.gain(8) == 2.0
     assert AutoWidth(known, 1, 64).width == 16, "worth as much as the best, so wider ones are tried"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rounds", [128, 400, 4000])
+@pytest.mark.parametrize("seconds", [FLAT, FULL, BENT])
+def test_where_nothing_is_accepted_the_window_closes_and_seldom_opens(seconds, rounds, rows):
+    """Whatever the clock says: columns are counted."""
+    seen, _ = Device(seconds, lambda width: 1.0).play(Widths(), rows, rounds)
+    assert sum(seen) <= 1.1 * rounds and max(seen) > 1, "it is tried, and given up"
+    opened = [at for at in range(1, rounds) if seen[at] > seen[at - 1]]
+    gaps = np.diff(opened)
+    assert all(gap >= 128 for gap in gaps) and all(b > 1.5 * a for a, b in pairwise(gaps))
+
+
+def test_short_calls_go_on_where_the_last_one_ended():
+    device, known = Device(FLAT, lambda width: 1.0), Widths()
+    columns = [sum(device.play(known, 1, 40)[0]) for _ in range(10)]
+    assert sum(columns) <= 1.1 * 400 and columns.count(40) >= 7
+
+
+def test_control_a_trial_that_accepts_one_draft_in_two_steps_goes_on():
+    seen, _ = Device(FLAT, lambda width: 1.0 if width == 1 else 1.5).play(Widths(), 1, 400)
+    assert seen.count(1) < 100 and max(seen) > LADDER[1]
+
+
+def test_a_model_that_accepts_later_is_tried_again():
+    device, known = Device(FLAT, lambda width: 1.0), Widths()
+    device.play(known, 1, 400)
+    device.tokens = lambda width: 1 + 0.9 * np.log2(width)
+    seen, _ = device.play(known, 1, 1200)
+    assert seen[-1] > LADDER[1] and known.wait == 128
 
 
 def test_no_more_places_than_there_are():

@@ -150,6 +150,7 @@ def run(name: str, spec: dict, rows=range(ROWS), at_most: int | None = None):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_refreshing_in_every_pass_is_the_base_with_the_same_draws(name, policy):
     spec = {"name": "mar", "steps": 4, "cache": policy, "blocks": "fixed", "block_length": 3}
     base, found, usual = (
