@@ -86,7 +86,7 @@ def answers(pipe, prompts, sampler: str = "autoregressive", **more) -> list[list
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_greedy_answers_are_those_of_generate_alone_and_in_a_padded_batch(pipes, family, sampler):
     pipe = pipes[family]
     checkpoint = pipe.modality.checkpoint

@@ -208,7 +208,7 @@ def test_all_parts_are_exercised():
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(21)
 def test_contract(name, check):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     check(bench(sampler.protocol, model_for(sampler)), sampler, sampling)

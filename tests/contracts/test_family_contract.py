@@ -97,7 +97,7 @@ def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
             family_of(files, other)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_samplers_write_media_that_can_be_read_and_a_second_run_makes_nothing(case, pipe, tmp_path):
     check_media(case, pipe, tmp_path, case.samplers)
 
@@ -154,7 +154,7 @@ def listed(name: str, key: str, said: str) -> bool:
     return any(re.search(rf"(?<![\w]){re.escape(s)}(?!\w)", said) for s in spellings)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_missing_extra_and_mis_shaped_weights_are_listed(name, case, tmp_path):
     broken, over = case.copied(tmp_path / "spoiled"), PASSED_OVER.get(name, {})
     seen = set()

@@ -26,7 +26,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(("section", "name"), ALL)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(21)
 def test_outputs_are_those_that_were_frozen(section, name):
     assert name in freeze.held()["entries"][section], (
         f"{name} is new; freeze it: python tests/support/freeze.py --write --names {name}"

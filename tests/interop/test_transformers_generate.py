@@ -101,7 +101,7 @@ def test_parameters_of_the_sampler_are_arguments(llama):
         {"name": "speculative_jacobi", "window": 5, "coupling": "maximal"},
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_greedy_ids_are_those_of_generate_alone_and_in_a_padded_batch(model, sampler):
     for rows in (IDS, IDS[:1], IDS[1:2]):
         for ends in (3, None):

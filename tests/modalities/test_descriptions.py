@@ -72,6 +72,7 @@ def images() -> list[dict]:
     "sampler",
     ["autoregressive", "speculative_jacobi", "scd_mc", "beam_search", "superposed_decoding"],
 )
+@pytest.mark.thinned(2)
 def test_the_captioner_of_images_describes_them_with_every_kind_of_sampler(sampler):
     pipe = gen.load("text", device="cpu")
     greedy = {} if sampler in ("beam_search", "superposed_decoding") else {"top_k": 1}

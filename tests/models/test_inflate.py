@@ -88,6 +88,7 @@ def test_logits_are_those_of_the_small_model(kind, parameters):
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.thinned(2)
 def test_logits_of_models_of_the_zoo(name):
     config = read_config(name)
     small = AutoModelForCausalLM.from_pretrained(locate(name), dtype=torch.float64)

@@ -117,6 +117,7 @@ def test_control_rows_that_do_not_follow_their_hypothesis_are_found(monkeypatch)
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("end", [False, True])
+@pytest.mark.thinned(2)
 def test_beams_that_hold_every_beginning_find_the_most_likely_texts(end, sampling):
     positions, ids = 4, 3
     space = with_end(positions, ids) if end else space_of((positions,), ids)

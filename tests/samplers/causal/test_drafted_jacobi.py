@@ -80,7 +80,7 @@ def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
 @pytest.mark.parametrize("rounds", [1, None])
 @pytest.mark.parametrize("init", ["model", "model_table"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_draft_model_keeps_the_distribution(with_table, coupling, init, rounds):
     sampler = jacobi(coupling=coupling, window=3, init=init, draft_rounds=rounds)
     assert distribution_error(sampler) < EXACT
@@ -94,6 +94,7 @@ def test_a_table_keeps_the_distribution(with_table, coupling):
 
 @pytest.mark.parametrize("init", ["model", "table"])
 @pytest.mark.parametrize("coupling", KEEPING)
+@pytest.mark.thinned(2)
 def test_drafts_that_are_not_corrected_keep_the_distribution(with_table, coupling, init):
     assert distribution_error(jacobi(coupling=coupling, window=3, init=init, redraft=False)) < EXACT
 

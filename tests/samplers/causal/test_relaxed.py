@@ -121,6 +121,7 @@ def rules(*names: str):
 
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_a_step_is_no_further_from_the_distribution_than_the_bound(name, kind):
     p, q = distributions(kind)
     moved = 0.0
@@ -156,6 +157,7 @@ def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) ->
 
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_the_error_of_a_step_is_the_least_for_what_is_accepted(name, kind):
     p, q = distributions(3 + kind)
     assert max(beyond_the_least(rule, p, q, kind) for rule in rules(name)) < EXACT

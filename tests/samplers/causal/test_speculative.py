@@ -100,7 +100,7 @@ def test_distribution_over_many_rounds(verifier):
     ids=str,
 )
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_distribution_when_drafts_have_a_distribution_of_their_own(verifier, draft):
     sampling = SamplingParams(temperature=0.7, guidance_scale=2.0)
     for policy in POLICIES:

@@ -57,7 +57,7 @@ def saying(space: TokenSpace) -> TokenSpace:
 
 
 @pytest.mark.parametrize("params", ALL)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_tables_keep_the_distribution(params):
     assert error(speculative(**params), saying(space_of((4,), 3))) < EXACT
 
@@ -164,6 +164,7 @@ def test_control_a_table_that_outlives_its_item_changes_the_next_one(monkeypatch
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_the_tokens_are_those_of_autoregression(name):
     plain = run(autoregressive())
     out = run(preset(name, verifier="follow"))
