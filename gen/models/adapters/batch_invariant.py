@@ -14,12 +14,17 @@ verified 16 at a time than when tokens are decoded one at a time. Here the order
                 ``SLOTS``, as many as that kernel takes at a time; hidden ones add zeros. Drafts of
                 a tree, which lie in branch slots, are read at the slots of their positions
 
-Norms, rotations and activations work row by row.
+    functions   activations and angles of rotations are computed from whole vectors of numbers, by
+                one thread; missing numbers are zeros or repeat the last position
+
+Norms work row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +42,17 @@ QUERIES, SLOTS = 4, 512
 NAME = "gen_batch_invariant"  # attention implementation of transformers
 Product = Callable[..., Tensor]
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
+ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")  # where they are
+NUMBERS, SHARE = 64, 32_768  # of a vector of any kernel; that one thread takes
+OUTPUTS = 100_000  # that are compared of each product
 WIDTHS = (1, 2, 4, 5, 16, 33, 64, 130)  # of passes whose attention is compared
 AMONG = (1, 2, 3, 5, 15, 16, 33, 127, 256)  # further rows beside them
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Return whether something else than ``make_invariant`` replaced a module's forward."""
+    forward = vars(module).get("forward")
+    return forward is not None and not isinstance(forward, (Widened, OfVectors, OfBlocks))
 
 
 def rounded(slots: int) -> int:
@@ -72,7 +86,7 @@ def attention_in_order(
         q = q.reshape(batch * length, heads, 1, size).expand(-1, -1, QUERIES, -1)
         mask = mask.expand(batch, -1, -1, -1).reshape(batch * length, 1, 1, -1)
         out = attend(q, k, v, mask.expand(-1, -1, QUERIES, -1))[:, :, 0]
-        return out.view(batch, length, heads * size)
+        return out.reshape(batch, length, heads * size)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if more := -length % QUERIES:
         q, mask = (torch.cat([x, x[:, :, -1:].expand(-1, -1, more, -1)], 2) for x in (q, mask))
@@ -187,17 +201,60 @@ def require_attention(network: PreTrainedModel, name: str) -> None:
                 )
 
 
-def widened(product: Product, needed: int) -> Product:
-    """Return a matrix product of x [..., D] that has at least so many rows."""
+@dataclass(frozen=True)
+class Widened:
+    """Matrix product of x [..., D] that has at least so many rows.
 
-    def run(x: Tensor, *rest: Tensor) -> Tensor:
+    Attributes:
+        product: the product; its other arguments are passed on.
+        needed: rows.
+    """
+
+    product: Product
+    needed: int
+
+    def __call__(self, x: Tensor, *rest: Tensor) -> Tensor:
         rows, width = x.numel() // x.shape[-1], x.shape[-1]
-        if rows >= needed:
-            return product(x, *rest)
-        out = product(F.pad(x.reshape(rows, width), (0, 0, 0, needed - rows)), *rest)
+        if rows >= self.needed:
+            return self.product(x, *rest)
+        more = (0, 0, 0, self.needed - rows)
+        out = self.product(F.pad(x.reshape(rows, width), more), *rest)
         return out[:rows].view(*x.shape[:-1], -1)
 
-    return run if needed > 1 else product
+
+@dataclass(frozen=True)
+class OfVectors:
+    """Activation of whole vectors of numbers: a remainder gets other bits, and so does the end of
+    each thread's share where there are many."""
+
+    activation: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat, count = x.reshape(-1), x.numel()
+        flat = F.pad(flat, (0, -count % NUMBERS))
+        if len(flat) <= SHARE:
+            return self.activation(flat)[:count].view(x.shape)
+        parts = [self.activation(some) for some in flat.split(SHARE)]
+        return torch.cat(parts)[:count].view(x.shape)
+
+
+@dataclass(frozen=True)
+class OfBlocks:
+    """Angles of rotations (cosines and sines, [B, L, d]) of as many positions at a time."""
+
+    angles: Callable[..., tuple[Tensor, Tensor]]
+
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, *rest: Any, **more: Any
+    ) -> tuple[Tensor, ...]:
+        flat = position_ids.reshape(1, -1)
+        count = flat.shape[1]
+        flat = torch.cat([flat, flat[:, -1:].expand(-1, -count % NUMBERS)], 1)
+        parts = [self.angles(x[:1], some, *rest, **more) for some in flat.split(NUMBERS, 1)]
+        return tuple(
+            torch.cat(found, 1)[:, :count].view(*position_ids.shape, -1)
+            for found in zip(*parts, strict=True)
+        )
 
 
 def make_invariant(network: PreTrainedModel, name: str) -> Product:
@@ -223,17 +280,29 @@ def make_invariant(network: PreTrainedModel, name: str) -> Product:
     needed = rows_needed(network, name)
     require_attention(network, name)
     network.set_attn_implementation(NAME)
-    for module in network.modules():
+    for path, module in network.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)) and needed > 1:
-            vars(module)["forward"] = widened(module.forward, needed)
-    return widened(F.linear, needed)
+            vars(module)["forward"] = Widened(module.forward, needed)
+        elif type(module).__module__ in ACTIVATIONS:
+            vars(module)["forward"] = OfVectors(module.forward)
+        elif path.endswith("rotary_emb"):
+            vars(module)["forward"] = OfBlocks(module.forward)
+    return Widened(F.linear, needed) if needed > 1 else F.linear
 
 
 def _agrees(module: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, least: int) -> bool:
     """Return whether products of ``least`` and more of the rows x [n, D] have the bits that they
-    have in the product of all, ``whole`` [n, O]."""
-    counts = (least, *(least + more for more in AMONG))
-    return all(torch.equal(module(x[:n]), whole[:n]) for n in counts)
+    have in the product of all, ``whole`` [n, O].
+
+    Sums that differ in their last bit are mostly rounded to the same number of 16 bits, so that
+    many outputs are compared.
+    """
+    for count in (least, *(least + more for more in AMONG)):
+        parts = -(-OUTPUTS // (count * whole.shape[1]))
+        for some, expected in zip(x.split(count)[:parts], whole.split(count), strict=False):
+            if len(some) == count and not torch.equal(module(some), expected):
+                return False
+    return True
 
 
 class InvariantSlots(SlotCache):

@@ -45,7 +45,7 @@ class LeanLlama:
     """
 
     def __init__(self, model: LlamaForCausalLM):
-        self.model, self.product = model, F.linear
+        self.model, self.product, self.activation = model, F.linear, F.silu
         config, trunk = model.config, model.model
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.dim, self.eps = trunk.layers[0].self_attn.head_dim, trunk.norm.variance_epsilon
@@ -118,7 +118,7 @@ class LeanLlama:
             taps: Layers whose output [B, L, D] is wanted, which is written there; the number of
                 layers is that of the last norm.
         """
-        linear, (b, length) = self.product, tokens.shape
+        linear, activation, (b, length) = self.product, self.activation, tokens.shape
         cos, sin, located = tables
         cos, sin = cos[positions], sin[positions]  # [B, L, 1, d]
         x = F.embedding(tokens, self.embedding)
@@ -135,7 +135,7 @@ class LeanLlama:
             )
             x = linear(attended, o).add_(x)
             h = self._rms(x, after)
-            x = linear(F.silu(linear(h, gate)).mul_(linear(h, up)), down).add_(x)
+            x = linear(activation(linear(h, gate)).mul_(linear(h, up)), down).add_(x)
             if taps is not None and layer in taps:
                 taps[layer] = x
         x = self._rms(x[:, -keep:] if keep else x, self.norm)
@@ -195,7 +195,10 @@ def _is_plain(model: nn.Module) -> bool:
     hooked = (
         m
         for m in model.modules()
-        if m._forward_hooks or m._forward_pre_hooks or {"forward", "_hf_hook"} & vars(m).keys()
+        if m._forward_hooks
+        or m._forward_pre_hooks
+        or "_hf_hook" in vars(m)
+        or batch_invariant.is_replaced(m)
     )
     devices = {p.device for p in model.parameters()}
     return (

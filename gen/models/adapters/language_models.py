@@ -11,11 +11,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.batch_invariant import InvariantSlots, Product, attention_in_order
+from gen.models.adapters.batch_invariant import (
+    InvariantSlots,
+    OfVectors,
+    Product,
+    attention_in_order,
+)
 from gen.models.adapters.fast_llama import LeanLlama, attend_among, attend_in, attention
 from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.lead import mirrored
@@ -90,7 +96,7 @@ class LanguageModel(ModelAdapter):
         self.is_batch_invariant, self.product = True, product
         self._attention = attention_in_order
         if self._lean is not None:
-            self._lean.product = product
+            self._lean.product, self._lean.activation = product, OfVectors(F.silu)
 
     def use_forward(self, lean: LeanLlama) -> None:
         """Replace the fast forward, such as by one that counts its calls."""
@@ -291,8 +297,8 @@ class CausalLM(LanguageModel):
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
         other._lean, other.graphs, other._knows_causal = LeanLlama.of(model), None, False
-        if self.product is not None and other._lean is not None:
-            other._lean.product = self.product
+        if self.product is not None:
+            other.make_batch_invariant(self.product)
         other.takes_block_masks = attention_implementation(other.config) == "flex_attention"
         return other
 
