@@ -27,8 +27,9 @@ from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.models.load.generation_config import GENERATION
 from gen.models.load.gguf import ENDING as GGUF
-from gen.models.load.gguf import GENERATION, GgufFile
+from gen.models.load.gguf import GgufFile
 from gen.models.load.hub import (
     HUB,
     HUB_KEYWORDS,

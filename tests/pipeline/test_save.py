@@ -148,10 +148,10 @@ def test_the_base_model_of_a_hub_id_is_in_the_card(tmp_path):
     case = WRITERS["causal_lm"](tmp_path / "source")
     pipe = loaded(case)
     name = str(case.path)
-    text = card_of(pipe, "org/base", pipe.bound(name)[0], case.root)
+    text = card_of(pipe, "org/base", pipe.bound(name)[0], pipe.files(name))
     card = yaml.safe_load(text.split("---\n")[1])
     assert (card["base_model"], card["pipeline_tag"]) == ("org/base", "text-generation")
-    assert "base_model" not in card_of(pipe, name, pipe.bound(name)[0], case.root)
+    assert "base_model" not in card_of(pipe, name, pipe.bound(name)[0], pipe.files(name))
 
 
 def test_published_weights_that_were_changed_are_refused(tmp_path):

@@ -33,7 +33,6 @@ from gen.models.load.locate import quiet
 ENDING = ".gguf"
 MAGIC = b"GGUF"  # first bytes of a file
 SHOWN = 8  # names that a message lists
-GENERATION = "generation_config.json"
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn, a message
 SAMPLING = "general.sampling."  # how keys of the author's sampling parameters begin
 SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
@@ -131,7 +130,7 @@ class GgufFile:
 
     @cached_property
     def generation(self) -> dict[str, Any]:
-        """What the file says of ends and sampling, under the names of ``GENERATION``.
+        """What the file says of ends and sampling, under the names of a generation config.
 
         Parameters that ``generate`` lacks keep the names that they have in the file.
         """
