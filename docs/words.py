@@ -174,6 +174,9 @@ def name_parts(name: str) -> list[str]:
 def banned_count(word: str, text: Text) -> int:
     """Count a banned word in one text, exempt phrases removed."""
     forms = BANNED[word]
+    lower = text.text.lower()
+    if not any(form in lower for form in forms):
+        return 0
     if text.kind == "identifiers":
         if text.text in ALLOWED_NAMES:
             return 0
@@ -197,16 +200,17 @@ def tally(texts: list[Text]) -> dict[str, Counter[str]]:
         for word, (names, prose) in {**HOME, **STANDARD}.items()
     }
     opener = re.compile(rf"({'|'.join(OPENERS)})\b")
-    for text in texts:
+    # an identifier occurs many times
+    for text, times in Counter(text._replace(path="", line=0) for text in texts).items():
         for word in BANNED:
-            out[word][text.kind] += banned_count(word, text)
+            out[word][text.kind] += times * banned_count(word, text)
         for word, (names, prose) in patterns.items():
             if text.kind == "identifiers":
-                out[word][text.kind] += text.text in names
+                out[word][text.kind] += times * (text.text in names)
             elif prose:
-                out[word][text.kind] += len(prose.findall(text.text))
+                out[word][text.kind] += times * len(prose.findall(text.text))
         if text.kind == "prose" and not text.text.startswith("#"):
-            out["docstring opens badly"]["prose"] += bool(opener.match(text.text))
+            out["docstring opens badly"]["prose"] += times * bool(opener.match(text.text))
     return out
 
 

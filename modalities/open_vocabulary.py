@@ -90,6 +90,10 @@ class FreeImage(FreePrompts, ImageModality):
 class FreeVideo(FreePrompts, VideoModality):
     """Clips uint8 [F, h, w, 3] at the checkpoint's ``fps``."""
 
+    @property
+    def frame_rate(self) -> float:
+        return self.checkpoint.fps
+
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         clip = np.asarray(media)
         if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
@@ -106,7 +110,7 @@ class FreeVideo(FreePrompts, VideoModality):
         write_lossless(path, media, self.checkpoint.fps)
 
     def load(self, path: Path) -> np.ndarray:
-        return read_video(path, self.checkpoint.frame_size)
+        return read_video(path, self.checkpoint.frame_size, self.frame_rate)
 
 
 class FreeAudio(FreePrompts, SpeechModality):

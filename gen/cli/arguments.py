@@ -161,6 +161,7 @@ def add_sampling_flags(parser: Parser) -> None:
         ("--no-repeat-ngram-size", int, "length of n-grams that may not come twice"),
         ("--min-new-tokens", int, "tokens before which no output may end"),
         ("--max-new-tokens", int, "tokens after which an output is over (text)"),
+        ("--max-length", int, "tokens of prompt and output after which it is over (text)"),
         ("--logprobs", int, "log-probabilities of every token and of so many likeliest ones"),
         ("--logit-bias", json_object, 'JSON of token ids or texts, such as {"42": -5}'),
         ("--structured", json_file, "file with a rule for the output, such as a JSON schema"),

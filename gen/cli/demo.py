@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from gen.cli.check import check_folder
-from gen.config.entries import Entry
 from gen.config.job import load_config
+from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.run import run_job
 from gen.jobs.signals import STOPPED, stoppable
-from gen.pipeline.pipeline import load
 from gen.store.ledger import CHECK, Row, read_json, read_rows
 
 COMPARED = ("autoregressive", "speculative_jacobi", "maskgit")  # the first is the reference
@@ -27,7 +25,13 @@ COMPARED = ("autoregressive", "speculative_jacobi", "maskgit")  # the first is t
 
 def demo(args: argparse.Namespace) -> int:
     """Carry out ``gen demo``; return the exit code."""
-    job = load_config("demo", args.overrides)
+    overrides = list(args.overrides)
+    if args.out is not None:
+        given = next((x for x in overrides if x.partition("=")[0].strip() == "out"), None)
+        if given is not None:
+            raise GenError(f"out comes as --out {args.out!r} and as {given!r}; expected one")
+        overrides.append(f"out={json.dumps(args.out, ensure_ascii=False)}")
+    job = load_config("demo", overrides)
     progress = for_terminal()
     with stoppable(progress.note) as stop:
         made = run_job(job, progress=progress, stop=stop)
@@ -38,41 +42,24 @@ def demo(args: argparse.Namespace) -> int:
         )
         return STOPPED
     report = check_folder(job.out)
-    batch = {name: batch_seconds(_entry_of(job.entries, name)) for name in COMPARED}
-    print("\n".join(summary(Path(job.out), batch)))
+    print("\n".join(summary(Path(job.out))))
     print(f"gallery: {Path(made['gallery']).resolve()}")
+    print("times: gen bench image, which takes medians of interleaved repeats")
     print("live page: gen serve, which needs the extra serve: pip install -e '.[serve]'")
     return 1 if made["failed"] or report["broken"] else 0
 
 
-def batch_seconds(entry: Entry) -> float:
-    """Decode all prompts of an entry as one batch, and return the seconds per item."""
-    pipe = load(entry.modality, model=entry.model, device=entry.device, dtype=entry.dtype)
-    items = pipe.plan(entry.prompts, 1, entry.seed)
-    pipe.generate(items[:1], entry.sampler, entry.sampling)  # loads the model
-    began = time.perf_counter()
-    pipe.generate(items, entry.sampler, entry.sampling)
-    return (time.perf_counter() - began) / len(items)
-
-
-def summary(folder: Path, batch: Mapping[str, float]) -> list[str]:
-    """Summarise a checked folder of the job ``demo`` in five lines.
-
-    Args:
-        folder: folder of the job.
-        batch: seconds per item of all prompts in one batch, by sampler.
-    """
+def summary(folder: Path) -> list[str]:
+    """Summarise a checked folder of the job ``demo`` in five lines, without times: one run of a job
+    does not measure them."""
     rows, verdicts = read_rows(folder), read_json(folder / CHECK)
     first = {name: _rows_of(rows, name) for name in COMPARED}
     reference = first[COMPARED[0]]
-    lines = [
-        f"{len(reference)} images from the same prompts and seeds, one at a time and as one batch:"
-    ]
+    lines = [f"{len(reference)} images from the same prompts and seeds:"]
     for name, group in first.items():
         line = (
             f"  {name:20}{median(r['nfe'] for r in group):4g} forward passes"
-            f"{median(r['seconds'] for r in group):7.2f} s"
-            f"{batch[name]:7.2f} s each in a batch   {_passed(group, verdicts)}"
+            f"   {_passed(group, verdicts)}"
         )
         if name != COMPARED[0] and group[0]["model"] == reference[0]["model"]:
             pairs = zip(reference, group, strict=True)
@@ -82,11 +69,6 @@ def summary(folder: Path, batch: Mapping[str, float]) -> list[str]:
     modalities = {r["modality"] for r in rows}
     lines.append(f"{len(rows)} outputs of {len(modalities)} modalities: {_passed(rows, verdicts)}")
     return lines
-
-
-def _entry_of(entries: Sequence[Entry], sampler: str) -> Entry:
-    """Return the first entry with a sampler."""
-    return next(e for e in entries if e.sampler["name"] == sampler)
 
 
 def _rows_of(rows: list[Row], sampler: str) -> list[Row]:

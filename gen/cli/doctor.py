@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
@@ -28,6 +29,8 @@ from gen.core.processes import usable_cores
 from gen.core.registry import registry
 from gen.core.tables import columns, plural
 from gen.core.versions import gen_version, installed
+
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # of a checkout
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -55,7 +58,7 @@ def examine() -> dict[str, Any]:
     }
     problems: list[str] = []
     notes: list[str] = []
-    report["packages"] = _packages(problems)
+    report["packages"] = _packages(problems, notes)
     if report["packages"].get("torch"):
         state = try_import("torch")
         if state != "works":
@@ -87,17 +90,22 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def requirements() -> list[Requirement]:
-    """Read the requirements of the installed distribution, without those of extras."""
+    """Read the requirements of the installed distribution, or of the checkout that gen runs from,
+    without those of extras; none where gen is a mere copy of its sources."""
     try:
-        found = [Requirement(line) for line in requires("gen-toolkit") or []]
+        lines = requires("gen-toolkit") or []
     except PackageNotFoundError:
-        return []
+        project = tomllib.loads(PROJECT.read_text("utf-8")) if PROJECT.is_file() else {}
+        lines = project.get("project", {}).get("dependencies", [])
+    found = [Requirement(line) for line in lines]
     return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
-def _packages(problems: list[str]) -> dict[str, str | None]:
+def _packages(problems: list[str], notes: list[str]) -> dict[str, str | None]:
     """Find the version of every required package; absent and unsuitable ones are ``problems``."""
     table = {}
+    if installed("gen-toolkit") is None and PROJECT.is_file():
+        notes.append(f"gen is not installed; it runs from the checkout {PROJECT.parent}")
     for wanted in requirements():
         found = table[wanted.name] = installed(wanted.name)
         if found is None:
@@ -117,12 +125,12 @@ def _torchaudio(notes: list[str]) -> str:
     if state == "works":
         return state
     needs = "audio at a sampling rate other than the model's is refused"
-    if state == "absent":
-        notes.append(f'torchaudio is absent; {needs}: pip install "gen-toolkit[audio]"')
-    elif _runs("from gen.media.resample import functional; functional()"):
-        notes.append(f"torchaudio is {state}; gen resamples with its Python part")
-    else:
-        notes.append(f"torchaudio is {state}; {needs}")
+    if not _runs("from gen.media.resample import resampler; resampler()"):
+        notes.append(f'torchaudio is {state}; {needs}: pip install "gen-toolkit[audio]"')
+    elif state != "absent":
+        part = _runs("from gen.media.resample import functional; functional()")
+        used = "its Python part" if part else "scipy"
+        notes.append(f"torchaudio is {state}; gen resamples with {used}")
     return state
 
 

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-from gen.core.errors import cut_list
 from gen.core.printable import printable
 from gen.core.tables import plural
 from gen.jobs.progress.terminal import for_terminal
-from gen.training.encode import EncodeOptions, encode_folder
+from gen.training.encode import EncodeOptions, encode_folder, spelled_reasons
+from gen.training.sources import spelled_counts
 
 
 def encode(args: argparse.Namespace) -> int:
@@ -33,7 +33,11 @@ def encode(args: argparse.Namespace) -> int:
             f" condition, {made['tokens']} tokens of {made['frontend']['name']}"
         )
     if made["skipped"]:
-        lines = [f"{name} ({reason})" for name, reason in made["skipped"].items()]
-        said = f"left out {plural(len(lines), 'file')}: {'; '.join(cut_list(lines, 10))}"
+        count = plural(len(made["skipped"]), "file")
+        said = f"left out {count}: {spelled_reasons(made['skipped'], 10)}"
+        print(f"gen: {printable(said)}", file=sys.stderr)
+    if made["left_out"]:
+        count = plural(sum(made["left_out"].values()), "file")
+        said = f"left out {count} of other kinds: {spelled_counts(made['left_out'])}"
         print(f"gen: {printable(said)}", file=sys.stderr)
     return 0

@@ -117,7 +117,7 @@ def _sample_files(args: argparse.Namespace, tree: dict[str, Any]) -> int:
             raise GenError(f"-o is - and num_samples is {count}; expected 1, or -o FILE")
         names = file_names(args.file, count)
         code = _run(job, quiet=True)
-        if code != STOPPED:
+        if code != STOPPED and process_rank().leader:
             write_files(job, names)
         return code
 

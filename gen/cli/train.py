@@ -25,7 +25,7 @@ def train(args: argparse.Namespace) -> int:
     if args.json and done:
         print(json.dumps(done, ensure_ascii=False))
         return 0
-    for key in ("model", "page"):
+    for key in ("model", "adapter", "page", "use"):
         if key in done:
             print(f"{key}: {done[key]}")
     return 0

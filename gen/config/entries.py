@@ -44,6 +44,7 @@ ELSEWHERE = (
     "device_map",
     "max_memory",
     "offload_folder",
+    "tp",
     "cache_dir",
     "local_files_only",
     "token",

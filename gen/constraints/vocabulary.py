@@ -36,6 +36,14 @@ def huggingface_vocabulary(
         GenError: the tokenizer has Python code only, its decoder is not known, or its decoded texts
             are not the bytes of their tokens one after the other.
     """
+    vocabulary = token_table(tokenizer, vocab_size, ends)
+    _require_decoded(tokenizer, vocabulary, type(tokenizer).__name__)
+    return vocabulary
+
+
+def token_table(tokenizer: Any, vocab_size: int, ends: Collection[int] = ()) -> Vocabulary:
+    """Return what the decoder of a tokenizer writes for every token; arguments and errors as of
+    ``huggingface_vocabulary``, but texts are not decoded."""
     name = type(tokenizer).__name__
     # a foreign class: tokenizers of Python code have no backend
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -56,9 +64,7 @@ def huggingface_vocabulary(
         None if bytes_ is None else write(t, True) for t, bytes_ in zip(spelt, later, strict=True)
     ]
     surplus = [None] * (vocab_size - size)
-    vocabulary = Vocabulary((*first, *surplus), (*later, *surplus))
-    _require_decoded(tokenizer, vocabulary, name)
-    return vocabulary
+    return Vocabulary((*first, *surplus), (*later, *surplus))
 
 
 def _writer(decoder: dict[str, Any] | None, name: str) -> Writer:

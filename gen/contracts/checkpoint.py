@@ -28,7 +28,7 @@ from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.gguf import ENDING as GGUF
-from gen.models.load.gguf import gguf_config
+from gen.models.load.gguf import GENERATION, GgufFile
 from gen.models.load.hub import (
     HUB,
     HUB_KEYWORDS,
@@ -37,12 +37,13 @@ from gen.models.load.hub import (
     require_variant,
     snapshot_of,
 )
-from gen.models.load.locate import pick_device, zoo
+from gen.models.load.locate import known_models, packaged_file, pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
 from gen.models.load.saved import Saved, read_saved
+from gen.models.load.tensor_parallel import Ranks, digest_of_files
 
 EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
@@ -50,10 +51,14 @@ ATTENTIONS = ("sdpa", "eager", "flex_attention")  # those that take a mask of ev
 NEED_OTHER_MASKS = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 # keywords that a family takes or not (``Checkpoint.takes``)
 FROM_PRETRAINED = frozenset({"variant", "device_map", "attn_implementation"})
+SPLIT = FROM_PRETRAINED | {"tp"}  # those of networks with a plan of transformers to split them
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
-PLACEMENT = ("max_memory", "offload_folder", "attn_implementation")  # fields of LoadOptions
+PLACEMENT = ("max_memory", "offload_folder", "attn_implementation", "tp")  # fields of LoadOptions
 WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-PASSES = ("sparse_prefill",)  # options that change forward passes; gen's own models take them
+PASSES = (
+    "sparse_prefill",
+    "batch_invariant",
+)  # options that change forward passes; gen's own models take them
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip
@@ -80,12 +85,13 @@ class CheckpointFiles:
         gguf_file: str | None = None,
     ):
         self.name, self.path, self.commit, self.saved = str(name), path, commit, saved
-        self.gguf = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        file = path / gguf_file if gguf_file else path if path.suffix == GGUF else None
+        self.gguf = None if file is None else GgufFile(file, self.name)
 
     @classmethod
     def find(cls, name: str | Path, hub: HubOptions = HUB) -> CheckpointFiles:
-        """Find the checkpoint of a zoo name, folder, file or hub id. A hub id is read from the
-        local cache, or downloaded.
+        """Find the checkpoint of a zoo name, a name of ``PACKAGED``, a folder, file or hub id. A
+        hub id is read from the local cache, or downloaded.
 
         Args:
             name: the model.
@@ -95,7 +101,7 @@ class CheckpointFiles:
             NotCached: neither the local cache nor the hub has the repository or revision.
             GenError: there is no such model, or it cannot have one of the options.
         """
-        text, path = str(name), expand_user(name)
+        text, path = str(name), packaged_file(str(name)) or expand_user(name)
         in_zoo = text in zoo()
         if in_zoo or exists(path):
             _require_no_repository(text, hub, in_zoo or path.is_file())
@@ -106,9 +112,8 @@ class CheckpointFiles:
             or text.startswith((".", "/", "~"))
             or text.endswith(("/", GGUF, *ENDINGS))
         ):
-            raise unknown(
-                "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
-            )
+            known = "the zoo; it is not a folder, a file or a hub id either"
+            raise unknown("model", text, known_models(), known)
         found = snapshot_of(text, hub)
         path = in_subfolder(found.path, text, hub.subfolder)
         files = cls._in(name, path, hub, found.commit)
@@ -131,20 +136,20 @@ class CheckpointFiles:
     @property
     def folder(self) -> Path:
         if self.gguf is not None:
-            return self.gguf.parent
+            return self.gguf.path.parent
         return self.path if self.path.is_dir() else self.path.parent
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Content of the folder's config.json, or what a GGUF file says; empty without either."""
         if self.gguf is not None:
-            return gguf_config(self.gguf, self.name)
+            return self.gguf.config.to_dict()
         return {} if self.path.is_file() else self.json("config.json")
 
     @property
     def gguf_keywords(self) -> dict[str, Any]:
-        """Keywords of ``from_pretrained`` that name the GGUF file in ``folder``; none without."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf.name}
+        """Keywords of ``pretrained`` and ``tokenizer_of`` for a GGUF file; none without."""
+        return {} if self.gguf is None else {"gguf": self.gguf}
 
     @property
     def model_type(self) -> str:
@@ -161,11 +166,12 @@ class CheckpointFiles:
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
 
     def json(self, relative: str) -> dict[str, Any]:
-        """Read a JSON object of the folder; empty where the file is missing. Raises ``GenError``
-        for an unreadable file."""
+        """Read a JSON object of the folder; empty where the file is missing. Below a generation
+        config is what a GGUF file says. Raises ``GenError`` for an unreadable file."""
         path = self.folder / relative
+        stated = self.gguf.generation if self.gguf and relative == GENERATION else {}
         if not path.is_file():
-            return {}
+            return stated
         note_file(path)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -178,7 +184,7 @@ class CheckpointFiles:
                 f"the config of model {self.name} cannot be read: {relative} holds a"
                 f" {type(found).__name__}; expected an object"
             )
-        return found
+        return {**stated, **found}
 
     def has(self, *patterns: str) -> bool:
         """Return True if a file of the folder matches one of the globs."""
@@ -228,6 +234,7 @@ class LoadOptions:
         quantization: weight-only quantisation.
         adapters: folder of a LoRA adapter, which is merged into the weights, or folders by name,
             of which every row takes its own.
+        tp: tensor parallelism over the processes of a launcher: ``auto``, true or their number.
     """
 
     device: torch.device
@@ -240,6 +247,7 @@ class LoadOptions:
     attn_implementation: str | None = None
     quantization: Quantization | None = None
     adapters: str | Mapping[str, str] | None = None
+    tp: Any = None
 
     def __post_init__(self) -> None:
         """Raise ``GenError`` for a device map that names a missing device, and for values that do
@@ -269,13 +277,22 @@ class LoadOptions:
             )
         if attention is not None and attention not in ATTENTIONS:
             raise unknown("attn_implementation", attention, ATTENTIONS)
+        for key in ("device_map", "quantization", "adapters"):
+            if self.tp is not None and getattr(self, key) is not None:
+                raise GenError(f"tp and {key} are given; expected one of them")
 
     def beside(self, name: str) -> LoadOptions:
         """Return the options of a model beside the main one, such as a draft model, whose weights
-        on disk get a folder of their own."""
+        on disk get a folder of their own. Every process has the whole of it."""
         folder = self.offload_folder
         folder = None if folder is None else Path(folder) / name.strip("/").replace("/", "--")
-        return replace(self, hub=self.hub.of(name, main=False), offload_folder=folder)
+        hub = self.hub.of(name, main=False)
+        return replace(self, hub=hub, offload_folder=folder, tp=None)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes that hold the model together; None where each has one of its own."""
+        return None if self.tp is None else Ranks.of(self.tp)
 
     @property
     def fill_keywords(self) -> dict[str, Any]:
@@ -297,6 +314,7 @@ class LoadOptions:
             "max_memory": None if self.max_memory is None else dict(self.max_memory),
             "offload_folder": self.offload_folder,
             "attn_implementation": self.attn_implementation,
+            "ranks": self.ranks,
         }
         return {
             "device": self.device,
@@ -371,6 +389,7 @@ class Checkpoint(ABC):
             checkpoints, ``sampling_of`` reads them from the files.
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
+        ranks: processes that hold its network together; None where it is whole in this one.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -390,6 +409,7 @@ class Checkpoint(ABC):
     sampling: Mapping[str, Any] = {}
     settled: Mapping[str, Any] = {}
     reads: Reads
+    ranks: Ranks | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -513,15 +533,19 @@ def load_checkpoint(
             raise unknown(f"option of model {files.name}:", key, known)
     with recording() as reads:
         checkpoint = cls(files, modality, how, **options)
-    checkpoint.reads = reads
-    if how.changes_weights:
+    checkpoint.reads, checkpoint.ranks = reads, how.ranks
+    if checkpoint.ranks is not None:
+        checkpoint.ranks.agree("the files of the model", digest_of_files(reads.files))
+    if checkpoint.ranks is not None or how.changes_weights:
         adapters = [checkpoint.adapter(protocol) for protocol in checkpoint.protocols]
         networks = {id(a.model): a.model for a in adapters}
         if len(networks) != 1:
             raise GenError(
-                f"model {files.name} has {len(networks)} networks; expected one for quantization"
-                " and adapters"
+                f"model {files.name} has {len(networks)} networks; expected one for tp,"
+                " quantization and adapters"
             )
+        if checkpoint.ranks is not None:
+            checkpoint.ranks.watch(adapters[0].model)
         how.change(adapters[0].model, files.name, adapters)
         for adapter in adapters:
             adapter.network_changed()
@@ -534,17 +558,19 @@ def _require_taken(cls: type[Checkpoint], files: CheckpointFiles, how: LoadOptio
         "variant": how.hub.variant,
         "device_map": how.device_map,
         "attn_implementation": how.attn_implementation,
+        "tp": how.tp,
     }
     reasons = {
         "variant": "its weights have names of their own",
         "device_map": "models of this family run on one device",
         "attn_implementation": "its attention is gen's own, which has one implementation",
+        "tp": "nothing says how to split its network",
     }
     for key, value in given.items():
         if value is not None and key not in cls.takes:
             table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
             taking = sorted(name for name, other in table.items() if key in other.takes)
-            own = "" if key == "variant" else ", and the models that come with gen"
+            own = "" if key in ("variant", "tp") else ", and the models that come with gen"
             raise GenError(
                 f"model {files.name} got the {key} {value!r}; expected none: {reasons[key]}."
                 f" Families that take it: {', '.join(taking)}{own}"

@@ -113,12 +113,15 @@ class Condition:
             if count > limit:
                 raise GenError(f"{taker} takes at most {limit} {part}; got {count}")
 
-    def media(self, part: str, size: tuple[int, int] | None = None) -> tuple[GivenMedia, ...]:
+    def media(
+        self, part: str, size: tuple[int, int] | None = None, fps: float | None = None
+    ) -> tuple[GivenMedia, ...]:
         """Read the media of a part.
 
         Args:
             part: ``images``, ``audio`` or ``video``.
             size: (h, w) that images and clips must have.
+            fps: frames per second that clips of files are resampled to.
 
         Raises:
             GenError: a medium cannot be read, is of another kind or of another size.
@@ -126,7 +129,7 @@ class Condition:
         values = getattr(self, part)
         names = [f"{part}.{i}" if len(values) > 1 else KINDS[part] for i in range(len(values))]
         return tuple(
-            read_media(v, KINDS[part], n, size) for v, n in zip(values, names, strict=True)
+            read_media(v, KINDS[part], n, size, fps) for v, n in zip(values, names, strict=True)
         )
 
     def cameras(self, size: tuple[int, int] | None = None) -> dict[str, GivenMedia]:

@@ -79,7 +79,7 @@ class Modality(ABC):
         length_first: for masked models, the length of a row is drawn before its tokens; else the
             eos token is a token like any other.
         edited_by: ``mask`` or ``span``, the region of an edit.
-        frame_rate: frames per second at which clips are shown.
+        frame_rate: frames per second of clips; files of another rate are resampled.
     """
 
     name: ClassVar[str]
@@ -106,7 +106,7 @@ class Modality(ABC):
     also: ClassVar[tuple[str, ...]] = ()
     length_first: ClassVar[bool] = True
     edited_by: ClassVar[str] = "mask"
-    frame_rate: ClassVar[float] = 8.0
+    frame_rate: float = 8.0
 
     # --- conditions
 

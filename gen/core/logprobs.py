@@ -20,8 +20,12 @@ class TokenLogprob:
         logprob: its log-probability; -inf where an approximate sampler took an impossible token.
         top: the most probable tokens of the position with their log-probabilities, the first one
             first. Impossible tokens are left out.
-        text: text of the token, where a text frontend decodes it.
+        text: text of the token, where a text frontend decodes it. A part of a character is spelt
+            ``bytes:\\xf0\\x9f``, and an id without a token ``token_id:7``.
         top_texts: texts of ``top``, where a text frontend decodes them.
+        text_bytes: bytes that the token writes into the text; None for special tokens, and where
+            nobody knows.
+        top_bytes: bytes of ``top``.
     """
 
     token_id: int
@@ -29,6 +33,8 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
     text: str | None = None
     top_texts: tuple[str, ...] | None = None
+    text_bytes: bytes | None = None
+    top_bytes: tuple[bytes | None, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, which JSON can hold: log-probabilities have six decimals, and null

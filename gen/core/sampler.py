@@ -373,6 +373,13 @@ def parameter_names(sampler: type[Sampler]) -> list[str]:
     return [f.name for f in dataclasses.fields(sampler)]
 
 
+def accepted_names(spec: SamplerSpec) -> set[str]:
+    """Return the names under which a spec takes parameters: the parameters' own and others."""
+    cls, preset = sampler_class(spec), preset_of(spec)
+    others = {*cls.aliases, *cls.sampling_aliases, *(preset.aliases if preset else ())}
+    return {*parameter_names(cls), *others}
+
+
 def params(sampler: type[Sampler]) -> dict[str, Any]:
     """Return the parameters of a sampler and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(sampler)}

@@ -58,6 +58,7 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int | str, float] | None
     min_new_tokens: int | None
     max_new_tokens: int | None
+    max_length: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
@@ -86,6 +87,8 @@ class SamplingParams:
         logit_bias: number added to a token's logit, by id or by the text of one token.
         min_new_tokens: tokens before which no row may end.
         max_new_tokens: tokens after which a row is over; None takes all positions of the model.
+        max_length: tokens of prompt and output together after which a row is over, where
+            ``max_new_tokens`` says nothing; None takes all positions of the model.
         stop: texts that end a row. The token that completes one is the row's last.
         stop_token_ids: tokens that end a row.
         logits_processor: functions (input_ids [n, S], scores [n, V]) -> scores, as transformers
@@ -111,6 +114,7 @@ class SamplingParams:
     logit_bias: Mapping[int | str, float] | None = None
     min_new_tokens: int = 0
     max_new_tokens: int | None = None
+    max_length: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logits_processor: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
@@ -283,7 +287,9 @@ DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
 CONTROLS = tuple(name for name in SAMPLING_FIELDS if name not in FILTERS)
 # parameters that say which tokens may stand where, which is a matter of the token space
-IN_SPACE = ("min_new_tokens", "max_new_tokens", "stop", "stop_token_ids", "structured")
+IN_SPACE = (
+    "min_new_tokens", "max_new_tokens", "max_length", "stop", "stop_token_ids", "structured",
+)  # fmt: skip
 LOOK_BACK = (
     "repetition_penalty",
     "presence_penalty",
@@ -312,7 +318,7 @@ def _checked(name: str, value: Any) -> Any:
             expected = "a mapping such as {'json_schema': {...}}"
             raise bad_value("sampling.structured", value, expected)
         return dict(value)
-    return checks.count(name, value, least=1 if name == "max_new_tokens" else 0)
+    return checks.count(name, value, least=1 if name.startswith("max_") else 0)
 
 
 def _equal(value: Any, default: Any) -> bool:

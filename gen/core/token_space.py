@@ -50,7 +50,7 @@ OVER = -1  # state of a row that is over
 
 
 class StopRule(Protocol):
-    """Rule by which a token other than the eos token ends a row."""
+    """Rule by which a row ends at a token that is no end by itself."""
 
     def step(self, state: int, token: int, is_first: bool) -> int:
         """Return the state of a row after a token, ``OVER`` where it is over; 0 is the first.
@@ -75,10 +75,11 @@ class TokenSpace:
         codebook: float [n, D], vectors of the first n tokens, the metric of relaxed acceptance.
         channels: C, floats of a latent; 0 for tokens. A masked position of latents holds NaN.
         constraint: further rule about tokens, given those before them.
-        eos_token_id: token after which a row is over. Every later position holds it too, and causal
+        eos_token_id: token after which a row is over. Every later position holds it, and causal
             samplers stop there. Masked and block models take it for a token like any other, also
             under a constraint, which has to be an automaton for them.
         end_token_ids: all tokens that end a text or a turn, where the eos token is one of several.
+            A row is over after any of them, and holds the eos token from there on.
         prefix: long [k], tokens before the first position, where a constraint or an end begins to
             look (``suffix``).
         delimiters: tokens that end a sentence or another unit.
@@ -87,8 +88,9 @@ class TokenSpace:
         prompt_tokens: long [n], the token that each id of a prompt stands for, -1 for none; None
             where a prompt's ids are tokens wherever they may be generated.
         stop: texts before which the text of a row is cut off.
-        stop_token_ids: tokens that end a row as the eos token does, which then follows them.
-        stops: rule of ``stop`` and ``stop_token_ids``, where positions are filled in order.
+        stop_token_ids: tokens that end a row as ``end_token_ids`` do, at the wish of a user: a
+            structure takes them for text.
+        stops: rule of ``stop``, where positions are filled in order.
         blocks: consecutive slices of positions that cover the grid, for models that decode block by
             block; empty where the model's one ``block_length`` says it.
 
@@ -173,9 +175,26 @@ class TokenSpace:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end a text or a turn: ``end_token_ids``, else the eos token if any."""
+        """Tokens that end a text or a turn: the eos token if any, and ``end_token_ids``."""
         eos = () if self.eos_token_id is None else (self.eos_token_id,)
-        return self.end_token_ids or eos
+        return tuple(dict.fromkeys((*eos, *self.end_token_ids)))
+
+    @cached_property
+    def row_ends(self) -> tuple[int, ...]:
+        """Tokens after which a row is over: ``ends`` and ``stop_token_ids``; none without an eos
+        token, which follows them."""
+        if self.eos_token_id is None:
+            return ()
+        return tuple(dict.fromkeys((*self.ends, *self.stop_token_ids)))
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Find the tokens after which a row is over (``row_ends``): bool of the shape of
+        ``tokens``."""
+        if len(self.row_ends) == 1:
+            return tokens == self.eos_token_id
+        return torch.isin(
+            tokens, torch.tensor(self.row_ends, dtype=torch.long, device=tokens.device)
+        )
 
     @property
     def is_history_dependent(self) -> bool:
@@ -230,7 +249,7 @@ class TokenSpace:
 
         Raises:
             ValueError: a history-dependent space got a number.
-            GenError: the prefix holds the eos token.
+            GenError: the prefix holds an end.
         """
         positions = prefix if isinstance(prefix, int) else len(prefix)
         before = None
@@ -240,10 +259,10 @@ class TokenSpace:
                     "a space with a constraint or an end needs the given tokens themselves, not how"
                     " many they are"
                 )
-            if self.eos_token_id is not None and bool((prefix == self.eos_token_id).any()):
-                position = int((prefix == self.eos_token_id).nonzero()[0])
+            found = [n for n, token in enumerate(prefix.tolist()) if token in self.ends]
+            if found:
                 raise GenError(
-                    f"the prefix ends at position {position}, with token {self.eos_token_id};"
+                    f"the prefix ends at position {found[0]}, with token {int(prefix[found[0]])};"
                     " expected tokens that something may follow"
                 )
             before = prefix if self.prefix is None else torch.cat([self.prefix.to(prefix), prefix])
@@ -264,15 +283,15 @@ class TokenSpace:
     def before_end(self, tokens: Tensor) -> Tensor:
         """Return the tokens [T(, C)] of one row before its end, or all of them.
 
-        An end is the eos token, or one of ``stop_token_ids``; of latents, NaN.
+        An end is one of ``ends`` or of ``stop_token_ids``; of latents, NaN.
         """
         if self.channels:
             return tokens[: int((~tokens.isnan().any(-1)).long().cumprod(0).sum())]
-        if self.eos_token_id is None and not self.stop_token_ids:
+        ends = (*self.ends, *self.stop_token_ids)
+        if not ends:
             return tokens
-        eos = () if self.eos_token_id is None else (self.eos_token_id,)
-        ends = torch.tensor([*eos, *self.stop_token_ids], device=tokens.device)
-        return tokens[: int((~torch.isin(tokens, ends)).long().cumprod(0).sum())]
+        is_end = torch.isin(tokens, torch.tensor(ends, device=tokens.device))
+        return tokens[: int((~is_end).long().cumprod(0).sum())]
 
     def apply_constraint(self, legal: Tensor, history: Tensor, positions: Tensor) -> Tensor:
         """Return the allowed tokens at positions, given the tokens before each.
@@ -295,7 +314,7 @@ class TokenSpace:
             legal = legal & self.constraint.legal(history, positions)
         if self.eos_token_id is not None:
             column = torch.arange(history.shape[1], device=history.device)
-            ended = history == self.eos_token_id
+            ended = self.is_end(history)
             first_end = torch.where(ended, column, len(column)).amin(1, keepdim=True)
             only_eos = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
             legal = torch.where((first_end < positions)[..., None], only_eos, legal)

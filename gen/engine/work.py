@@ -196,6 +196,7 @@ def _of_space(space: TokenSpace) -> tuple[Hashable, ...]:
         space.vocab_size,
         space.channels,
         space.eos_token_id,
+        space.ends,
         space.mask_token_id,
         hash(space.legal.cpu().numpy().tobytes()),
     )

@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from gen.core.errors import GenError
 from gen.core.files import put, put_text, writing
 from gen.eval.folders import Broken, JobFolder, kind_of_file
+from gen.media.images import read_image
 
 SAMPLE = re.compile(r"(\d+)/samples/(\d+)\.png$")
 
@@ -83,9 +82,9 @@ def write_geneval(folder: str | Path, out: str | Path) -> dict[str, int]:
                 put_text(target / "metadata.jsonl", text + "\n")
                 prompts.add(prompt)
             try:
-                with job.media(row) as path, Image.open(path) as image:
-                    rgb = image.convert("RGB")
-            except (Broken, OSError):
+                with job.media(row) as path:
+                    rgb = read_image(path)
+            except (Broken, GenError, OSError):
                 broken += 1
                 continue
             put(target / "samples" / f"{sample:05d}.png", lambda to, rgb=rgb: rgb.save(to))

@@ -196,7 +196,7 @@ class HarnessModel:
         if stops and is_causal and self._ends_at_stops:
             sampling["stop"] = stops
         out = self.pipe(contexts, self.sampler, seed=self.seed, batch_size=self.batch, **sampling)
-        text, limit = self.checkpoint.frontend.text, lengths[0] if lengths else length
+        text, limit = self.checkpoint.frontend.text, lengths[0] if lengths else None
         return [_cut(text(row[:limit].tolist()), stops) for row in out.tokens]
 
     @cached_property

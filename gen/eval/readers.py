@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.eval.metric import Unavailable
+from gen.media import images
 from gen.media.audio import open_sound
 from gen.media.resample import resample
 from gen.media.video import read_video
@@ -20,12 +20,7 @@ from gen.media.video import read_video
 
 def read_image(path: Path) -> Tensor:
     """Read an image as uint8 [3, H, W]. Raises ``GenError``."""
-    try:
-        with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise GenError(f"image {path} cannot be read: {error}") from None
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.array(images.read_image(path))).permute(2, 0, 1).contiguous()
 
 
 def read_wave(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
@@ -40,7 +35,7 @@ def read_wave(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
 
     Raises:
         GenError: unreadable file.
-        Unavailable: another rate, where torchaudio is not installed.
+        Unavailable: another rate, where no package resamples.
     """
     wave, found = open_sound(path)
     mono = wave.mean(1, dtype=np.float64).astype(np.float32)

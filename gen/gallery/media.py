@@ -25,6 +25,7 @@ from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, writing
 from gen.core.processes import worker_name
 from gen.media.audio import open_sound
+from gen.media.images import image_size, read_image
 from gen.media.spectrogram import spectrogram_png
 from gen.media.video import middle_frame
 from gen.store.ledger import SHARDS
@@ -293,14 +294,11 @@ def _is_small(path: Path) -> bool:
     """Return True for an output that is small enough to be its own preview."""
     if path.suffix.lower() != ".png":
         return False
-    with Image.open(path) as image:
-        return max(image.size) <= LARGEST
+    return max(image_size(path)) <= LARGEST
 
 
 def _thumbnail(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        clear = "A" in image.getbands() or "transparency" in image.info
-        return _small(image.convert("RGBA" if clear else "RGB"))
+    return _small(read_image(path, alpha=True))
 
 
 def _small(image: Image.Image) -> Image.Image:

@@ -12,14 +12,13 @@ from statistics import median
 from typing import Any
 from urllib.parse import unquote
 
-from PIL import Image
-
 from gen.core.errors import GenError
 from gen.core.files import slug
 from gen.core.token_space import GUARANTEES
 from gen.gallery.media import SMALL, Files, Row, kind_of, starts, view
 from gen.gallery.searches import search_card
 from gen.gallery.trace import draw_trace
+from gen.media.images import image_size
 from gen.media.spectrogram import HEIGHT, WIDTH
 from gen.store.ledger import TRACES
 from gen.store.sealed import parse
@@ -217,10 +216,8 @@ def _size(files: Files, address: str) -> tuple[int, int, bool] | None:
     """Return width, height and True for few pixels, so that the page does not jump while images
     load; None for a file that is no image."""
     try:
-        with Image.open(files.folder / unquote(address)) as image:  # reads the header alone
-            width, height = image.size
-    # Pillow raises any of these for a broken image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        width, height = image_size(files.folder / unquote(address))
+    except GenError:
         return None
     return width, height, max(width, height) <= SMALL
 

@@ -27,6 +27,7 @@ from gen.core.errors import GenError, Interrupt, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.sampler import Sampler, SamplerSpec, require_answerable, spell
 from gen.core.sampling_params import CONTROLS, SamplingParams
+from gen.pipeline.arguments import read_parameters
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.progress import Progress, ProgressBar
@@ -165,11 +166,12 @@ class DiffusersPipeline:
                 every forward pass; ``timestep`` is the share of positions that are still masked.
             callback_on_step_end_tensor_inputs: names of the tensors for the callback.
             sampler: name, ``{"name": ..., parameter: value}`` or sampler; None for the usual one.
-            temperature, top_k, top_p, min_p, others: sampling parameters, and media (``_prompts``).
+            temperature, top_k, top_p, min_p, others: sampling parameters, the sampler's, and media.
 
         Raises:
             GenError: an argument is not supported, or ``Pipeline`` refuses a value.
         """
+        sampler, others = self._completed(sampler, others)
         controls, media = ({k: others.pop(k) for k in n if k in others} for n in (CONTROLS, MEDIA))
         count = self._count(num_images_per_prompt, others)
         output_type = self._output_type(output_type)
@@ -182,8 +184,7 @@ class DiffusersPipeline:
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
         with ProgressBar(self._progress, len(items)) as bar:
-            callback = bar.following(step, len(items))
-            out = pipe.generate(items, spec, sampling, callback=callback)
+            out = pipe.generate(items, spec, sampling, callback=bar.following(step, len(items)))
         self.output = None if out.interrupted else out
         outcome = self._outcome(out.media, out.tokens, output_type)
         return outcome if return_dict else outcome.to_tuple()
@@ -235,17 +236,18 @@ class DiffusersPipeline:
             for j in range(count)
         ]
 
+    def _completed(
+        self, sampler: SamplerSpec | None, others: Mapping[str, Any]
+    ) -> tuple[SamplerSpec | None, dict[str, Any]]:
+        """Return the sampler with its parameters among ``others``, and what is left of them."""
+        left = {k: v for k, v in others.items() if v is not None}
+        own = {*type(self).__call__.__annotations__, *MEDIA} - {"others", "return"}
+        own.add(COUNTS.get(self.kind, "num_images_per_prompt"))
+        return read_parameters(sampler, self.pipe.defaults.sampler, left, own), left
+
     def _count(self, images: int | None, others: Mapping[str, Any]) -> int:
         said = {"num_images_per_prompt": images, **others}
         said = {k: v for k, v in said.items() if v is not None}
-        own = {"num_images_per_prompt", COUNTS.get(self.kind, "num_images_per_prompt")}
-        known = {*type(self).__call__.__annotations__, *own, *CONTROLS, *MEDIA} - {
-            "others",
-            "return",
-        }
-        for key in said:
-            if key not in own:
-                raise unknown("argument of the pipeline:", key, known)
         if len(said) > 1:
             raise GenError(f"{' and '.join(sorted(said))} are both given; expected one of them")
         key, count = next(iter(said.items()), ("num_images_per_prompt", 1))

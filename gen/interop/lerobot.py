@@ -17,9 +17,11 @@ from gen.contracts.condition import Condition
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.sampler import SamplerSpec
 from gen.core.sampling_params import SamplingOptions
-from gen.pipeline.arguments import read_integer
+from gen.pipeline.arguments import read_integer, read_parameters
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline
+
+ARGUMENTS = ("pipeline", "sampler", "n_action_steps", "seed")
 
 
 class Policy:
@@ -35,7 +37,8 @@ class Policy:
         n_action_steps: actions of a chunk that are used before the next chunk is predicted; None
             uses all.
         seed: seed of the first chunk.
-        sampling: sampling parameters; absent ones are the modality's default.
+        sampling: sampling parameters, of which absent ones are the modality's default, and those of
+            the sampler.
 
     Raises:
         GenError: a pipeline of another modality, a bad value, or an observation without sense.
@@ -57,9 +60,11 @@ class Policy:
         if n_action_steps is not None:
             n_action_steps = read_integer("n_action_steps", n_action_steps, 1)
         seed = read_integer("seed", seed, 0)
+        options = dict(sampling)
+        sampler = read_parameters(sampler, pipeline.defaults.sampler, options, ARGUMENTS)
         self.pipeline, self.sampler = pipeline, pipeline.defaults.complete_sampler(sampler)
         self.n_action_steps, self.seed = n_action_steps, seed
-        self.sampling = pipeline.resolve(self.sampler, explicit=sampling)[1]
+        self.sampling = pipeline.resolve(self.sampler, explicit=options)[1]
         pipeline.model_name(self.sampler)  # a wrong model fails here, not on the robot
         self.reset()
 

@@ -10,30 +10,36 @@ prompt has the seed ``seed + j``; its tokens depend on prompt and seed alone, wh
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from gen.core.errors import GenError, bad_value
 from gen.core.logprobs import ItemLogprobs
+from gen.core.registry import registry
 from gen.core.rng import CounterRNG, item_key
-from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.sampler import Sampler, parameter_names, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput, Stats
 from gen.interop.transformers_control import Control
-from gen.interop.transformers_request import Ends, Request, read_request
+from gen.interop.transformers_request import READ, Ends, Request, read_request
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.transformers_compat import argument_of_generate, pad_token
 from gen.models.targets.causal import CausalTarget
+from gen.pipeline.arguments import read_parameters
 
+USUAL = "autoregressive"
 # models that passed ``require_slots``, which takes a few forward passes
 _PROVEN: weakref.WeakSet = weakref.WeakSet()
 
@@ -60,7 +66,7 @@ def transformers_generate(
     synced_gpus: bool = False,
     streamer=None,
     *,
-    sampler: str | Mapping[str, Any] | Sampler = "autoregressive",
+    sampler: str | Mapping[str, Any] | Sampler = USUAL,
     seed: int | None = None,
     draft_model=None,
     logprobs: int | None = None,
@@ -92,9 +98,8 @@ def transformers_generate(
         logit_bias: see there.
         stop: see there.
         structured: see there.
-        processing_class: tokenizer, for ``stop`` and ``structured``.
-        tokenizer: the same, where ``generate`` passes it on.
-        model_kwargs: keyword arguments for the model.
+        processing_class: tokenizer, for ``stop`` and ``structured``; ``tokenizer`` is the same.
+        model_kwargs: keyword arguments for the model, and parameters of the sampler.
 
     Returns:
         Long [B, S + new], padded behind the eos token, or a ``GenerateOutput``.
@@ -103,14 +108,50 @@ def transformers_generate(
         GenError: the model is an encoder-decoder or recurrent, its attention takes no masks, or a
             setting cannot be honoured.
     """
-    penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    sampler = _completed(sampler, model_kwargs)
     text = tokenizer if processing_class is None else processing_class
-    params = {**penalties, "logit_bias": logit_bias}
+    params = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    params |= {"logit_bias": logit_bias}
     control = Control(params, stop, structured, text, logprobs)
     _refuse_call(generation_config, synced_gpus)
     prepared = (logits_processor, stopping_criteria, generation_config, model_kwargs)
-    streamer = streamer if streamer is not None else argument_of_generate("streamer")
+    streamer = argument_of_generate("streamer") if streamer is None else streamer
     return _decode(model, input_ids, prepared, control, streamer, (sampler, seed, draft_model))
+
+
+def _completed(sampler: Any, model_kwargs: dict[str, Any]) -> Any:
+    """Move parameters of the sampler from the arguments of the model to its spec."""
+    others = model_kwargs.keys() - set(READ)
+    given = {k: model_kwargs.pop(k) for k in others and others & _parameters()}
+    return read_parameters(sampler, lambda: USUAL, given, ())
+
+
+def _parameters() -> set[str]:
+    """Names of the parameters of causal samplers, without settings of ``generate``."""
+    samplers, presets = registry.table("sampler"), registry.table("preset").values()
+    causal = {k: cls for k, cls in samplers.items() if cls.wraps or cls.protocol == "causal"}
+    groups = [p.aliases for p in presets if p.sampler in causal]
+    for cls in causal.values():
+        groups += [parameter_names(cls), cls.aliases, cls.sampling_aliases]
+    names = {name for group in groups for name in group if not iskeyword(name)}
+    return names - vars(GenerationConfig()).keys() - set(READ)
+
+
+class _Signature(inspect.Signature):
+    """Signature with the parameters of causal samplers beside its own: ``generate`` passes on the
+    arguments that a signature has, and takes others for the model's."""
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        *own, rest = super().parameters.values()  # the last one is **model_kwargs
+        names = sorted(_parameters() - super().parameters.keys())
+        others = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names]
+        return {p.name: p for p in (*own, *others, rest)}
+
+
+transformers_generate.__signature__ = _Signature(
+    list(inspect.signature(transformers_generate).parameters.values())
+)
 
 
 def _decode(

@@ -61,26 +61,6 @@ READ = (
 )
 
 
-@dataclass(frozen=True)
-class SeveralEnds:
-    """Constraint for several end tokens: after any of ``ends`` comes ``eos_token_id``.
-
-    Tokens before position ``first``, where no end token is allowed, do not count as ends.
-    """
-
-    ends: Tensor
-    eos_token_id: int
-    first: int
-    vocab_size: int
-
-    def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        position = torch.arange(history.shape[1], device=history.device)
-        found = torch.isin(history, self.ends.to(history.device)) & (position >= self.first)
-        over = torch.where(found, position, len(position)).amin(1, keepdim=True) < positions
-        only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
-        return only | ~over[..., None]
-
-
 class Ends:
     """Ends of rows: end tokens and stop strings.
 
@@ -235,7 +215,7 @@ def read_request(
     looks_back = [type(p).__name__ for p in found.objects]
     looks_back += [k for k in found.sampling if k not in WARPERS.values()]
     looks_back += ["stop_strings"] if ends.stop is not None else []
-    if found.objects or ends.stop is not None or (looks_back and len(space.end_token_ids) > 1):
+    if found.objects or ends.stop is not None:
         end_ids = torch.tensor(space.end_token_ids, dtype=torch.long)
         sampling["logits_processor"] = [
             Chain(found.objects, input_ids, padding, end_ids, ends.stop)
@@ -276,17 +256,8 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
     possible = ends[legal[-1, ends]]
     if not len(possible):
         return TokenSpace((length,), vocab_size, legal)
-    end, several = int(possible[0]), None
-    if len(possible) > 1:
-        several = SeveralEnds(possible, end, int(legal[:, end].long().argmax()), vocab_size)
-    return TokenSpace(
-        (length,),
-        vocab_size,
-        legal,
-        eos_token_id=end,
-        constraint=several,
-        end_token_ids=tuple(possible.tolist()),
-    )
+    ends = tuple(possible.tolist())
+    return TokenSpace((length,), vocab_size, legal, eos_token_id=ends[0], end_token_ids=ends)
 
 
 def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:

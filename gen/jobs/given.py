@@ -12,7 +12,8 @@ from gen.contracts.condition import Condition
 from gen.core.condition_parts import CAMERA, KINDS
 from gen.core.files import TEMPORARY, put, sha256, writing
 from gen.core.processes import worker_name
-from gen.media.given import KEPT, is_data_uri, read_media
+from gen.media.given import KEPT, given_bytes, is_data_uri, read_media
+from gen.media.kinds import extension_of
 from gen.store.ledger import INPUTS
 
 Parts = dict[str, Any]
@@ -65,7 +66,10 @@ def kept_parts(given: Condition | None, folder: Path) -> Parts:
     def kept(value: Any, kind: str) -> str:
         if isinstance(value, Path) or (isinstance(value, str) and not is_data_uri(value)):
             return str(Path(value).expanduser().absolute())
-        media = read_media(value, kind)
+        media, content = read_media(value, kind), given_bytes(value, kind)
+        if kind == "video" and content is not None:  # frames alone would lose their times
+            extension = extension_of(content) or "bin"
+            return kept_file(folder, kind, extension, lambda path: path.write_bytes(content))
         return kept_file(folder, kind, KEPT[kind], media.write)
 
     parts = given.to_dict()

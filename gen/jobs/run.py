@@ -39,6 +39,7 @@ from gen.jobs.rank import own_device, process_rank
 from gen.jobs.types import Report
 from gen.jobs.worker import Pipes, Worker, run_worker
 from gen.pipeline import pipeline
+from gen.pipeline.led import led
 from gen.store.ledger import CONFIG, GALLERY, INPUTS, is_job, read_plan, read_rows, require_job
 from gen.store.manifest import damaged, mark_due, mend, publish, remove_job
 from gen.store.sealed import Damaged
@@ -59,9 +60,25 @@ def run_job(
     ``stop``: asked between microbatches; once it is true, current microbatches are finished, and
     the summary says ``stopped``. Raises ``GenError`` before anything is written if a prompt or
     value is invalid or the folder holds another job, and later if it cannot be written. Items that
-    fail become rows with ``status`` ``failed``; the others continue.
+    fail become rows with ``status`` ``failed``; the others continue. The processes of a launcher
+    are workers of their own, or with a model with ``tp`` one worker together, of which rank 0
+    returns the summary and the others the folder.
     """
-    progress = progress or Silent()
+    if all(entry.model_options.get("tp") is None for entry in job.entries):
+        return _run(job, progress or Silent(), load, stop)
+    with led() as leader:
+        if leader is None:
+            return {"folder": job.out, "stopped": False}  # rank 0 has the rest
+        return _run(job, progress or Silent(), leader.load, stop)
+
+
+def _run(
+    job: Job,
+    progress: Silent,
+    load: Callable[..., Any] | None,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Carry out ``run_job`` in this process."""
     folder, here = Path(job.out), process_rank()
     spoilt: Damaged | None = None
     try:

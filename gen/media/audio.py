@@ -129,7 +129,7 @@ def _samples(wave: Any) -> np.ndarray:
 def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
     """Read a sound file of a known number of channels, at a rate.
 
-    torchaudio resamples a file of another rate.
+    A file of another rate is resampled (``gen.media.resample``).
 
     Args:
         path: Input file.
@@ -140,8 +140,8 @@ def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
         Float32 [n], or [n, channels] for several channels.
 
     Raises:
-        GenError: Another number of channels, another rate where torchaudio is missing, or a file
-            that ``open_sound`` refuses.
+        GenError: Another number of channels, another rate where no package resamples, or a
+            file that ``open_sound`` refuses.
     """
     wave, file_rate = open_sound(path)
     if file_rate != rate:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from gen.core.errors import GenError, bad_value, shown
 from gen.core.paths import expand_user
 from gen.media.audio import open_sound
 from gen.media.containers import existing_file, soundfile_module
+from gen.media.images import as_rgb, over_white, read_image
 from gen.media.kinds import kind_of_file
 from gen.media.video import read_video, write_lossless
 
@@ -79,7 +79,11 @@ class GivenMedia:
 
 
 def read_media(
-    value: Any, kind: str, name: str = "", size: tuple[int, int] | None = None
+    value: Any,
+    kind: str,
+    name: str = "",
+    size: tuple[int, int] | None = None,
+    fps: float | None = None,
 ) -> GivenMedia:
     """Read a medium of a condition.
 
@@ -88,19 +92,28 @@ def read_media(
         kind: ``image``, ``audio`` or ``video``.
         name: name of the part, for messages.
         size: (h, w) that an image or clip must have.
+        fps: frames per second that the clip of a file is resampled to; None keeps all frames.
 
     Raises:
         GenError: a file that is missing, unreadable or of another kind; an array of another shape
             or type; an image or clip of another size.
     """
     name = name or kind
-    media = READERS[kind](_unwrapped(value, name), name)
+    given = _unwrapped(value, name)
+    media = _clip(given, name, fps) if kind == "video" else READERS[kind](given, name)
     shape = media.array.shape[-3:-1]
     if size is not None and kind != "audio" and shape != tuple(size):
         raise GenError(
             f"{name} is {shape[1]}x{shape[0]} (width x height); the model takes {size[1]}x{size[0]}"
         )
     return media
+
+
+def given_bytes(value: Any, name: str) -> bytes | None:
+    """Return the bytes of a file that a medium came as; None where it came as anything else.
+    Raises ``GenError`` for bad base64."""
+    given = _unwrapped(value, name)
+    return given if isinstance(given, bytes) else None
 
 
 def is_data_uri(value: Any) -> bool:
@@ -160,19 +173,9 @@ def _image(value: Any, name: str) -> GivenMedia:
     if isinstance(value, (Path, bytes)):
         if isinstance(value, Path):
             require_kind(value, "image", name)
-            existing_file(value, name)
-        source = io.BytesIO(value) if isinstance(value, bytes) else value
-        said = "bytes" if isinstance(value, bytes) else value
-        try:
-            with Image.open(source) as image:
-                return GivenMedia("image", np.asarray(image.convert("RGB")))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise GenError(
-                f"{name} {said} cannot be read: {' '.join(str(error).split())}; expected an image"
-                " file such as PNG"
-            ) from None
+        return GivenMedia("image", np.asarray(read_image(value, name)))
     if isinstance(value, Image.Image):
-        return GivenMedia("image", np.asarray(value.convert("RGB")))
+        return GivenMedia("image", np.asarray(as_rgb(value)))
     return GivenMedia("image", _pixels(value, name, 3))
 
 
@@ -196,7 +199,7 @@ def _pixels(value: Any, name: str, axes: int) -> np.ndarray:
         array = np.rint(255 * array).astype(np.uint8)
     if array.dtype != np.uint8:
         raise GenError(f"{name} is an array of {array.dtype} {array.shape}; expected {expected}")
-    return array[..., :3]
+    return array if array.shape[-1] == 3 else over_white(array)
 
 
 def _sound(value: Any, name: str) -> GivenMedia:
@@ -231,24 +234,24 @@ def _sound(value: Any, name: str) -> GivenMedia:
     return GivenMedia("audio", samples, None if rate is None else int(rate))
 
 
-def _clip(value: Any, name: str) -> GivenMedia:
-    """Read a clip."""
+def _clip(value: Any, name: str, fps: float | None) -> GivenMedia:
+    """Read a clip; arrays have the rate of the model."""
     if isinstance(value, Path):
         require_kind(value, "video", name)
         existing_file(value, name)
         try:
-            return GivenMedia("video", read_video(value))
+            return GivenMedia("video", read_video(value, fps=fps))
         except GenError as error:
             raise GenError(f"{name}: {error}") from None
     if isinstance(value, bytes):
         with _temporary(value, ".mp4") as path:
-            return _from_bytes(lambda: _clip(path, name), name)
+            return _from_bytes(lambda: _clip(path, name, fps), name)
     if isinstance(value, (list, tuple)):
         value = np.stack([_image(frame, f"{name}.{i}").array for i, frame in enumerate(value)])
     return GivenMedia("video", _pixels(value, name, 4))
 
 
-READERS = {"image": _image, "audio": _sound, "video": _clip}
+READERS = {"image": _image, "audio": _sound}
 
 
 @contextmanager

@@ -1,12 +1,15 @@
-"""Resample sounds with torchaudio."""
+"""Resample sounds: with torchaudio where it is installed, else with scipy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import gcd
 from types import ModuleType
 
 import numpy as np
 import torch
 
+from gen.core.errors import GenError
 from gen.media.containers import require_package
 from gen.media.torchaudio_compat import ensure
 
@@ -14,18 +17,36 @@ from gen.media.torchaudio_compat import ensure
 def functional() -> ModuleType:
     """Import ``torchaudio.functional``. Raises ``GenError`` if it is missing."""
     ensure()
-    return require_package("torchaudio.functional", '"gen-toolkit[audio]"', "resampling")
+    return require_package("torchaudio.functional", '"gen-toolkit[torchaudio]"', "resampling")
+
+
+def resampler() -> Callable[[np.ndarray, int, int], np.ndarray]:
+    """Return the function behind ``resample``, of the same arguments and result. Raises
+    ``GenError`` where both packages are missing."""
+    try:
+        package = functional()
+    except GenError:
+        signal = require_package("scipy.signal", '"gen-toolkit[audio]"', "resampling")
+    else:
+        return lambda wave, rate, target: (
+            package.resample(torch.from_numpy(wave.T.copy()), rate, target).numpy().T
+        )
+
+    def polyphase(wave: np.ndarray, rate: int, target: int) -> np.ndarray:
+        common = gcd(rate, target)
+        return signal.resample_poly(wave, target // common, rate // common)
+
+    return polyphase
 
 
 def resample(wave: np.ndarray, rate: int, target: int) -> np.ndarray:
-    """Resample a wave [n, channels] from ``rate`` to ``target`` samples per second by
-    windowed-sinc interpolation.
+    """Resample a wave [n, channels] from ``rate`` to ``target`` samples per second by a
+    windowed-sinc filter.
 
     Returns:
         Float32 [ceil(n target / rate), channels].
 
     Raises:
-        GenError: torchaudio is missing.
+        GenError: torchaudio and scipy are missing.
     """
-    signal = torch.from_numpy(np.ascontiguousarray(wave.T, dtype=np.float32))
-    return functional().resample(signal, rate, target).numpy().T
+    return np.asarray(resampler()(wave.astype(np.float32), rate, target), np.float32)

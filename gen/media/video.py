@@ -1,11 +1,13 @@
 """Read and write video files: H.264, GIF or lossless FFV1 out, any video of FFmpeg in.
 
-``gen.media.containers`` states what both directions promise. PyAV is imported at first use.
+``gen.media.containers`` states what both directions promise. Frames are read as a player shows
+them: turned by the display matrix, with square pixels, over white where they are transparent.
+PyAV is imported at first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +25,12 @@ from gen.media.containers import (
     info_to_comment,
     truncation,
 )
+from gen.media.images import over_white
 
 FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
 FRAME_COUNT_TAG = "NUMBER_OF_FRAMES"  # Matroska tag with the number of frames
+MOST_FRAMES = 100_000  # of a resampled clip, so that a wrong time stamp cannot fill the memory
 BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
 # image formats that FFmpeg opens as videos, beside those that end in "_pipe"
 IMAGE_FORMATS = ("image2", "tty")
@@ -205,19 +209,19 @@ def _checked_frames(frames: Any) -> np.ndarray:
 def read_video(
     path: str | Path, size: tuple[int, int] | None = None, fps: float | None = None
 ) -> np.ndarray:
-    """Read all frames of a video.
+    """Read a video as it is shown.
 
     Args:
         path: Input file.
         size: Expected (h, w). A video of a whole multiple is reduced by averaging squares.
-        fps: Expected frames per second, within 1 %.
+        fps: Frames per second of the result (``frames_at``); None returns every frame.
 
     Returns:
         Uint8 [T, h, w, 3].
 
     Raises:
-        GenError: A file that is no video, has no frames, another size or frame rate, or is
-            damaged or truncated anywhere.
+        GenError: A file that is no video, has no frames, another size, or is damaged or truncated
+            anywhere; where a rate is asked for, one without time stamps, or too long.
     """
     av, path = av_module(), existing_file(path, "video")
     if missing := truncation(path, VIDEO_CHUNKS):
@@ -225,14 +229,18 @@ def read_video(
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             stream = _video_stream(av, container, path)
-            _check_rate(stream, fps, path)
             # an error, where the decoder would otherwise invent missing data
             stream.codec_context.options = {"err_detect": "explode"}
-            frames, packets, corrupt = [], 0, 0
+            frames, times, end, packets, corrupt = [], [], 0.0, 0, 0
             for packet in container.demux(stream):
                 packets += bool(packet.size) and not packet.is_discard
                 corrupt += packet.is_corrupt
-                frames += [_frame_to_rgb(f, _reduction(f, size, path)) for f in packet.decode()]
+                for frame in packet.decode():
+                    frames.append(_shown(frame, stream.sample_aspect_ratio, size, path))
+                    times.append(frame.time)
+                if packet.pts is not None and packet.duration:
+                    end = max(end, float((packet.pts + packet.duration) * stream.time_base))
+            unit = float(stream.time_base)
             stated = max(packets, int(container.metadata.get(FRAME_COUNT_TAG, packets)))
     except av.FFmpegError as error:
         raise GenError(
@@ -246,7 +254,45 @@ def read_video(
         )
     if not frames:
         raise GenError(f"video {path} has no frames; expected at least one")
-    return np.stack(frames)
+    if fps is None:
+        return np.stack(frames)
+    if None in times:
+        raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
+    length = max(end, *times) - times[0]
+    if length * fps > MOST_FRAMES:
+        raise GenError(
+            f"video {path} lasts {length:g} s; expected at most {MOST_FRAMES / fps:g} s,"
+            f" {MOST_FRAMES} frames at {fps:g} per second"
+        )
+    return np.stack([frames[i] for i in frames_at(fps, times, end, unit)])
+
+
+def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> list[int]:
+    """Choose the frames that a clip shows at the ticks 0, 1 / fps, 2 / fps, ...
+
+    A clip whose frames each begin within half a tick of their own tick, and which is not half a
+    tick longer, keeps them all. Of any other clip, the frame of a tick is the last one that has
+    begun.
+
+    Args:
+        fps: Ticks per second.
+        times: Begin of every frame in seconds, rising.
+        end: End of the last frame in seconds; one before its begin stands for an unknown one.
+        unit: Step of the time stamps in seconds, which are rounded to it.
+
+    Returns:
+        Numbers of frames, one per tick, at least one.
+    """
+    begins, count = np.maximum.accumulate(np.array(times) - times[0]), len(times)
+    if end <= times[-1]:
+        end = times[-1] + (begins[-1] / (count - 1) if count > 1 else 1 / fps)
+    length = end - times[0]
+    is_own_rate = (np.abs(begins * fps - np.arange(count)) < 0.5).all()
+    if is_own_rate and length * fps < count + 0.5:
+        return list(range(count))
+    slack = unit / 2 + 1e-6
+    ticks = np.arange(max(1, np.ceil((length - slack) * fps))) / fps
+    return (np.searchsorted(begins, ticks + slack, side="right") - 1).tolist()
 
 
 def middle_frame(path: str | Path) -> np.ndarray:
@@ -262,7 +308,7 @@ def middle_frame(path: str | Path) -> np.ndarray:
                 if number >= stream.frames // 2:
                     break
             if last is not None:
-                return _frame_to_rgb(last, 1)
+                return _shown(last, stream.sample_aspect_ratio, None, path)
     except av.FFmpegError as error:
         raise GenError(
             f"video {path} cannot be read: {_reason(error)}; expected a video file such as MP4"
@@ -294,24 +340,52 @@ def _video_stream(av: ModuleType, container: Any, path: Path) -> Any:
     return streams[0]
 
 
-def _check_rate(stream: Any, fps: float | None, path: Path) -> None:
-    """Raise ``GenError`` if the frame rate deviates from ``fps`` by more than 1 %."""
-    rate = stream.average_rate
-    if fps is not None and (rate is None or abs(rate - Fraction(fps)) > Fraction(fps) / 100):
+def _shown(
+    frame: Any, pixel: Fraction | None, size: tuple[int, int] | None, path: Path
+) -> np.ndarray:
+    """Return a decoded frame as it is shown, uint8 [h, w, 3].
+
+    ``pixel``: width of a pixel over its height; None where it is unknown.
+    """
+    is_square = not pixel or abs(pixel - 1) < Fraction(1, 100)  # sizes are rounded to whole pixels
+    width = frame.width if is_square else max(1, round(frame.width * pixel))
+    transposed, flips = _turn(frame, path)
+    sides = (width, frame.height) if transposed else (frame.height, width)
+    k = _reduction(*sides, size, path)
+    if is_square:
+        rgb = _frame_to_rgb(frame, k)
+    else:
+        stretched = Image.fromarray(_frame_to_rgb(frame, 1)).resize((width, frame.height))
+        rgb = np.rint(_mean_squares(np.asarray(stretched), k)).astype(np.uint8)
+    return np.flip(rgb.swapaxes(0, 1) if transposed else rgb, flips)
+
+
+def _turn(frame: Any, path: Path) -> tuple[bool, tuple[int, ...]]:
+    """Return how a frame is turned upright: whether rows and columns are exchanged, and the axes
+    that are flipped then. Raises ``GenError`` for another angle than quarter turns."""
+    found = [item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"]
+    if not found:
+        return False, ()
+    # (x, y) of a pixel is shown at (a x + c y, b x + d y)
+    a, b, _, c, d = np.frombuffer(bytes(found[0]), np.int32)[:5].astype(float)
+    transposed = abs(b) + abs(c) > abs(a) + abs(d)
+    to_x, to_y, *rest = (c, b, a, d) if transposed else (a, d, b, c)
+    if max(map(abs, rest)) > min(abs(to_x), abs(to_y)) / 100:
+        angle = np.degrees(np.arctan2(b, a))
         raise GenError(
-            f"video {path} has {float(rate or 0):g} frames per second; expected {fps:g}. Convert"
-            f" it, for example with: ffmpeg -i in.mp4 -r {fps:g} out.mp4"
+            f"video {path} is shown turned by {angle:.0f} degrees; expected a multiple of 90"
         )
+    return transposed, tuple(axis for axis, way in ((0, to_y), (1, to_x)) if way < 0)
 
 
-def _reduction(frame: Any, size: tuple[int, int] | None, path: Path) -> int:
+def _reduction(height: int, width: int, size: tuple[int, int] | None, path: Path) -> int:
     """Return the side of the squares of pixels that are averaged to reach ``size``."""
     if size is None:
         return 1
-    k = frame.height // size[0]
-    if k < 1 or (frame.height, frame.width) != (size[0] * k, size[1] * k):
+    k = height // size[0]
+    if k < 1 or (height, width) != (size[0] * k, size[1] * k):
         raise GenError(
-            f"video {path} is {frame.width}x{frame.height} (width x height); expected"
+            f"video {path} is {width}x{height} (width x height); expected"
             f" {size[1]}x{size[0]} or a whole multiple. Convert it, for example with: ffmpeg -i"
             f" in.mp4 -vf scale={size[1]}:{size[0]} out.mp4"
         )
@@ -344,6 +418,9 @@ def _frame_to_rgb(frame: Any, k: int) -> np.ndarray:
     is_own_format = frame.format.name == "yuv420p" and (
         frame.colorspace == frame.color_range == BT709
     )
+    if any(component.is_alpha for component in frame.format.components):
+        rgb = over_white(frame.to_ndarray(format="rgba"))
+        return np.rint(_mean_squares(rgb, k)).astype(np.uint8)
     # with an odd k, chroma samples straddle the squares, and the library has to interpolate them
     if not is_own_format or k % 2:
         return np.rint(_mean_squares(frame.to_ndarray(format="rgb24"), k)).astype(np.uint8)

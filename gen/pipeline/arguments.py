@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from gen.contracts.condition import Condition
-from gen.core.errors import GenError, WrongType, bad_type, bad_value, unknown
+from gen.core.errors import GenError, WrongType, bad_type, bad_value, shown, unknown
+from gen.core.params import check_field
+from gen.core.sampler import Sampler, SamplerSpec, accepted_names, sampler_class, spell
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
 
 MAX_ITEMS = 1_000_000  # of one call; jobs stream their rows
@@ -179,6 +181,72 @@ def read_integer(name: str, value: Any, least: int, limit: int = SEEDS) -> int:
         expected = f"an integer of at least {least}" + (" below 2**62" if limit == SEEDS else "")
         raise bad_value(name, int(value), expected)
     return int(value)
+
+
+def read_parameters(
+    sampler: SamplerSpec | None,
+    usual: Callable[[], str],
+    options: dict[str, Any],
+    known: Iterable[str],
+) -> SamplerSpec | None:
+    """Return the sampler of a call with the parameters that came as keywords of the call.
+
+    Args:
+        sampler: the sampler as the user wrote it.
+        usual: returns the name of the sampler where none is given.
+        options: keywords of the call; parameters of the sampler are removed.
+        known: names of the call's own arguments.
+
+    Raises:
+        GenError: a parameter comes twice, or the call has an argument of its name.
+        WrongType: an unknown keyword, with the nearest name.
+    """
+    if isinstance(sampler, Sampler):
+        chosen, spec = sampler, {}
+    else:
+        spec = {} if sampler is None else spell(sampler)
+        chosen = spec = spec if spec.get("name") is not None else {**spec, "name": usual()}
+    names, own = accepted_names(chosen), {*SAMPLING_FIELDS, *known}
+    given: dict[str, Any] = {}
+    for key, value in list(options.items()):
+        if key in own:
+            if chosen is spec and key not in spec:
+                _require_meant(key, value, spec)
+        elif key not in names:
+            raise WrongType(str(unknown("keyword", key, own | names)))
+        elif isinstance(sampler, Sampler):
+            raise GenError(
+                f"{key} is {shown(value)}, and the sampler is an object with parameters of its own;"
+                f" expected {key} there, or the name of a sampler"
+            )
+        elif key in spec:
+            raise GenError(
+                f"sampler {spec['name']!r} got {key} {shown(spec[key])}, and {key} is"
+                f" {shown(value)} among the keywords; expected one of them"
+            )
+        else:
+            given[key] = _plain(options.pop(key))
+    return {**spec, **given} if given else sampler
+
+
+def _require_meant(key: str, value: Any, spec: Mapping[str, Any]) -> None:
+    """Refuse an argument of the call that may be meant for the sampler, which has a parameter of
+    the same name and could take the value, too."""
+    field = sampler_class(spec).__dataclass_fields__.get(key)
+    if field is None or value is None:
+        return
+    if "check" not in field.metadata and not isinstance(value, type(field.default)):
+        return
+    try:
+        check_field(field, _plain(value))
+    except GenError:
+        return
+    name, other = spec["name"], COUNT_NAMES[0]
+    own = f"{other}={value!r} for the call, or " if key in COUNT_NAMES and key != other else ""
+    raise GenError(
+        f"{key} is {shown(value)}, and both the call and sampler {name!r} have {key}; expected"
+        f" {own}sampler={{'name': {name!r}, {key!r}: {shown(value)}}} for the sampler"
+    )
 
 
 def read_sampling(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData
 
-from gen.contracts.checkpoint import Checkpoint
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.sampler import describe_guarantee, resolve_sampler
 from gen.core.token_space import GUARANTEES
@@ -26,16 +26,18 @@ TASKS = {
 FIELDS = ("license", "license_name", "license_link", "language", "datasets", "pipeline_tag")
 
 
-def card_of(pipe: ModalityModels, name: str, model: Any, source: Path) -> str:
+def card_of(pipe: ModalityModels, name: str, model: Any, source: CheckpointFiles) -> str:
     """Return the text of README.md.
 
     Args:
         pipe: the pipeline.
         name: model that is saved.
         model: the same, loaded.
-        source: folder that it was loaded from.
+        source: files that it was loaded from.
     """
-    said = _front_matter(source / "README.md")
+    said = _front_matter(source.folder / "README.md")
+    if source.gguf is not None and source.gguf.license is not None:
+        said.setdefault("license", source.gguf.license)
     data = {key: said[key] for key in FIELDS if key in said}
     task = _task(pipe.modality_name(), model)
     if task is not None:

@@ -67,7 +67,7 @@ def shaped(
         GenError: the tokens are no text.
     """
     controls = sampling.controls()
-    for name in ("max_new_tokens", "stop"):
+    for name in ("max_new_tokens", "max_length", "stop"):
         if name in controls and not isinstance(frontend, TextBytes):
             raise GenError(
                 f"sampling.{name} is {controls[name]!r}, and the model's tokens are no text;"
@@ -85,6 +85,34 @@ def resized(space: TokenSpace, length: int) -> TokenSpace:
     legal = torch.cat([space.legal, more])[:length]
     blocks = tuple(slice(b.start, min(b.stop, length)) for b in space.blocks if b.start < length)
     return replace(space, grid=(length,), legal=legal, blocks=blocks)
+
+
+def within_length(
+    sampling: SamplingParams, limits: Sequence[int | None], prompts: Sequence[int], positions: int
+) -> list[int | None]:
+    """Return ``max_new_tokens`` of each item under ``max_length``.
+
+    Args:
+        sampling: sampling parameters.
+        limits: ``max_new_tokens`` of each item, or None.
+        prompts: tokens of the prompt of each item, and of what is given.
+        positions: new tokens that a row may have.
+
+    Raises:
+        GenError: a prompt leaves no room for a token.
+    """
+    most = sampling.max_length
+    if most is None or sampling.max_new_tokens is not None:
+        return list(limits)
+    if max(prompts) >= most:
+        raise GenError(
+            f"sampling.max_length is {most} and a prompt has {max(prompts)} tokens; expected room"
+            " for one more at least"
+        )
+    return [
+        most - n if most - n < positions else limit
+        for n, limit in zip(prompts, limits, strict=True)
+    ]
 
 
 def item_limits(
@@ -171,9 +199,15 @@ def controlled(
                 f"sampling.stop_token_ids names token {token}; expected ids below"
                 f" {space.vocab_size}"
             )
-    space, sampling = _banned(_lengthened(space, sampling, num_prefix), sampling)
+    if left_to_right and (sampling.stop or sampling.stop_token_ids):
+        _require_ends(space, sampling)
+    space, first = _lengthened(space, sampling, num_prefix)
+    space, sampling = _banned(space, sampling)
     constraints = [] if space.constraint is None else [space.constraint]
-    stops = _stops(space, sampling, vocabulary) if left_to_right else None
+    stops = None
+    if left_to_right and sampling.stop:
+        eos, words = cast(int, space.eos_token_id), cast(Vocabulary, vocabulary())
+        stops = StopConstraint(space.vocab_size, eos, sampling.stop, words, first)
     if sampling.structured is not None:
         constraint = build(sampling.structured, vocabulary(), space)
         constraints.append(RowConstraint(constraint, space.length))
@@ -185,19 +219,29 @@ def controlled(
     return space, replace(sampling, **{k: DEFAULTS[k] for k in IN_SPACE})
 
 
-def _lengthened(space: TokenSpace, sampling: SamplingParams, num_prefix: int) -> TokenSpace:
-    """Return the space without end tokens before ``min_new_tokens``."""
+def _lengthened(
+    space: TokenSpace, sampling: SamplingParams, num_prefix: int
+) -> tuple[TokenSpace, int]:
+    """Return the space without ends before ``min_new_tokens``, and the first position whose token
+    may end a row by a stop.
+
+    A stop may come one position before the eos token may, which follows it.
+    """
     least, positions = sampling.min_new_tokens, space.length - num_prefix
-    if not least:
-        return space
     if least > positions:
         raise GenError(
             f"sampling.min_new_tokens is {least}; expected at most {positions}, the positions of"
             " the output"
         )
+    first = num_prefix + least if least else 0
+    if space.eos_token_id is not None and (sampling.stop or sampling.stop_token_ids):
+        first = max(first, int(space.legal[:, space.eos_token_id].long().argmax()) - 1)
+    if not first:
+        return space, first
     legal = space.legal.clone()
-    legal[: num_prefix + least, [*space.ends, *sampling.stop_token_ids]] = False
-    return replace(space, legal=legal)
+    legal[:first, list(sampling.stop_token_ids)] = False
+    legal[: num_prefix + least if least else 0, list(space.ends)] = False
+    return replace(space, legal=legal), first
 
 
 def _banned(space: TokenSpace, sampling: SamplingParams) -> tuple[TokenSpace, SamplingParams]:
@@ -235,36 +279,19 @@ def _banned(space: TokenSpace, sampling: SamplingParams) -> tuple[TokenSpace, Sa
     return replace(space, legal=legal), sampling
 
 
-def _stops(
-    space: TokenSpace, sampling: SamplingParams, vocabulary: Callable[[], Vocabulary | None]
-) -> StopConstraint | None:
-    """Return the constraint after whose stops a row holds the eos token alone.
-
-    Raises:
-        GenError: the model has no eos token, or it may stand nowhere.
-    """
-    if not sampling.stop and not sampling.stop_token_ids:
-        return None
+def _require_ends(space: TokenSpace, sampling: SamplingParams) -> None:
+    """Raise ``GenError`` for stops where the model has no eos token, or it may stand nowhere."""
     if space.eos_token_id is None:
         name = "stop" if sampling.stop else "stop_token_ids"
         raise GenError(
             f"sampling.{name} ends rows, and the rows of this model have one length and no eos"
             " token; expected a model with an eos token"
         )
-    may_end = space.legal[:, space.eos_token_id].nonzero()[:, 0].tolist()
-    if not may_end:
+    if not bool(space.legal[:, space.eos_token_id].any()):
         raise GenError(
             f"the eos token {space.eos_token_id} may stand nowhere, and rows that are stopped are"
             " filled with it; expected sampling parameters that allow it"
         )
-    return StopConstraint(
-        space.vocab_size,
-        space.eos_token_id,
-        sampling.stop_token_ids,
-        sampling.stop,
-        vocabulary() if sampling.stop else None,  # stops are those of text models
-        first=may_end[0],
-    )
 
 
 def _word_ids(word: str | tuple[int, ...], frontend: TokenFrontend) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -18,15 +18,26 @@ def with_texts(
     if logprobs is None or not isinstance(frontend, TextBytes):
         return None if logprobs is None else list(logprobs)
     text = cache(frontend.token_text)
-    return [
-        [
-            token
-            and replace(
+    return [_row(row, text) for row in logprobs]
+
+
+def _row(row: ItemLogprobs, text: Callable[[int, bool], tuple[str, bytes | None]]) -> ItemLogprobs:
+    """Return an item's log-probabilities with texts. The first token that is text is written
+    without a space before it, unless text was given."""
+    is_first, made = True, []
+    for token in row:
+        if token is not None:
+            said, raw = text(token.token_id, is_first)
+            tops = [text(token_id, is_first) for token_id, _ in token.top]
+            token = replace(
                 token,
-                text=text(token.token_id),
-                top_texts=tuple(text(token_id) for token_id, _ in token.top),
+                text=said,
+                top_texts=tuple(t for t, _ in tops),
+                text_bytes=raw,
+                top_bytes=tuple(b for _, b in tops),
             )
-            for token in row
-        ]
-        for row in logprobs
-    ]
+            is_first = is_first and raw is None
+        else:
+            is_first = False
+        made.append(token)
+    return made

@@ -29,7 +29,7 @@ from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
-from gen.models.adapters.sparse_prefill import SparsePrefill
+from gen.models.adapters.batch_invariant import Product
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
@@ -48,7 +48,9 @@ from gen.models.load.locate import (
 )
 from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
+from gen.models.load.tensor_parallel import Ranks, own_device
 from gen.models.zoo import load_lm
+from gen.pipeline.passes import one_of
 
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
@@ -61,14 +63,6 @@ def _check_types(modality: Any, model: Any, compile: Any) -> None:
         raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
     if not isinstance(compile, bool):
         raise bad_value("compile", compile, "true or false")
-
-
-def _sparse_prefill(value: Any, compile: bool) -> SparsePrefill | None:
-    """Read how prompts skip layers. Raises ``GenError`` where forward passes are compiled."""
-    found = SparsePrefill.of(value)
-    if found is not None and compile:
-        raise GenError("sparse_prefill and compile are given; expected one of them")
-    return found
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +80,8 @@ class ModalityModels:
             Of a model of the hub, ``revision`` is the commit that was loaded.
         compile: whether forward passes go through ``torch.compile``.
         sparse_prefill: how prompts skip layers of the model; None where they do not.
+        batch_invariant: whether the bits of forward passes are kept from depending on what runs
+            beside a token.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
     """
@@ -102,6 +98,7 @@ class ModalityModels:
         quantization: Any = None,
         adapters: str | Path | Mapping[str, str | Path] | None = None,
         sparse_prefill: Any = None,
+        batch_invariant: bool = False,
         **options: Any,
     ):
         _check_types(modality, model, compile)
@@ -110,7 +107,7 @@ class ModalityModels:
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
         self.model = None if model is None else str(model)
-        picked = pick_device(device)
+        picked = own_device(pick_device(device), options.get("tp"))
         self._files: dict[str, CheckpointFiles] = {}
         hub = HubOptions.among(options)
         if saved := self._saved(hub):
@@ -130,8 +127,8 @@ class ModalityModels:
             adapters=adapter_folders(adapters),
         )
         self._choose_dtype(dtype or "float32")
-        self.compile = compile
-        self.sparse_prefill = _sparse_prefill(sparse_prefill, compile)
+        self.compile, self.batch_invariant = compile, batch_invariant
+        self.sparse_prefill = one_of(placement["tp"], sparse_prefill, compile, batch_invariant)
         self.negative_condition: Any = None
         self._options = options
         how = self._load_options
@@ -141,6 +138,7 @@ class ModalityModels:
             "quantization": how.quantization and how.quantization.plain,
             "adapters": how.adapters,
             "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
+            "batch_invariant": batch_invariant,
             **placement,
         }
         self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
@@ -211,6 +209,7 @@ class ModalityModels:
         self._frontends: dict[str, TokenFrontend] = {}
         self._loaded: dict[str, tuple[Any, Binding, TokenFrontend]] = {}
         self._vocabularies: dict[str, Vocabulary | None] = {}
+        self._products: dict[str, Product] = {}  # of batch-invariant models
 
     def _attach(self) -> None:
         """Load a published model, and check the name of another one.
@@ -241,8 +240,9 @@ class ModalityModels:
         if self.model is None:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
-        changing = (*WEIGHTS, *PASSES, *PLACEMENT, "device_map")
-        return set(HUB_KEYWORDS) - refused | set(changing if self.model is not None else ())
+        changing = {*WEIGHTS, *PASSES, *PLACEMENT, "device_map"} - {"tp"}
+        allowed = {*HUB_KEYWORDS, "batch_invariant"} - refused
+        return allowed | set(changing if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
         """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
@@ -265,6 +265,16 @@ class ModalityModels:
     def dtype(self) -> torch.dtype:
         """Floating-point type of models."""
         return self._load_options.dtype
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The published model; None for gen's own architectures."""
+        return None if self.model is None else self._published(self.model)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Processes that hold the model together; None where it is whole in this one."""
+        return None if self.checkpoint is None else self.checkpoint.ranks
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -290,7 +300,7 @@ class ModalityModels:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs to load the same models again, without weights."""
         state = vars(self).copy()
-        for key in ("modality", "_checkpoints", "_frontends", "_loaded"):
+        for key in ("modality", "_checkpoints", "_frontends", "_loaded", "_products"):
             del state[key]
         state["_load_options"] = replace(self._load_options, hub=self._pinned())
         state["_files"] = {}
@@ -337,8 +347,9 @@ class ModalityModels:
             if (dtype if is_dtype else device) is not None:
                 raise bad_value("to", target, "one device and one dtype")
             device, dtype = (device, target) if is_dtype else (target, dtype)
-        if self._load_options.device_map is not None:
-            raise GenError("device_map has placed the model; expected a pipeline on one device")
+        for key in ("device_map", "tp"):
+            if getattr(self._load_options, key) is not None:
+                raise GenError(f"{key} has placed the model; expected a pipeline on one device")
         to_device = self.device if device is None else pick_device(device)
         to_dtype = self.dtype if dtype is None else self._dtype_of(dtype, to_device)
         if (to_device, to_dtype) != (self.device, self.dtype):

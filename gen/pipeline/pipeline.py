@@ -18,6 +18,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -44,6 +45,7 @@ from gen.pipeline.arguments import (
     read_count,
     read_integer,
     read_limits,
+    read_parameters,
     read_prompts,
     read_sampling,
     read_seed,
@@ -85,6 +87,10 @@ class Pipeline(PreparedModels):
         sparse_prefill: share of a prompt's tokens that layers skip, or ``{"ratio": 0.5,
             "first_layer": 1}``; a causal model of the Llama architecture then has approximately its
             distribution (``gen.models.adapters.sparse_prefill``).
+        batch_invariant: fix the order of sums in forward passes of causal models, so that the bits
+            of a token's logits depend on neither batch, order, window nor neighbours
+            (``gen.models.adapters.batch_invariant``): a sampler of label ``same_tokens`` then keeps
+            it in 16-bit types too.
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -130,7 +136,7 @@ class Pipeline(PreparedModels):
             prefix: media, or its path, that every output begins with.
             frames: length of the outputs, where the modality has no fixed one.
             options: sampling parameters (``SamplingParams``); absent ones are the modality's
-                default; and other names of arguments above.
+                default; parameters of the sampler; and other names of arguments above.
 
         Returns:
             Media, tokens and statistics, one of each per item.
@@ -167,19 +173,25 @@ class Pipeline(PreparedModels):
             sampler: the sampler.
             num_samples: outputs per prompt.
             seed: seed of the first output of every prompt.
-            options: sampling parameters and other names of arguments; keys that are read are
-                removed.
+            options: sampling parameters, those of the sampler, and other names of arguments; keys
+                that are read are removed.
 
         Raises:
             GenError: anything that cannot be done.
         """
         conditions = read_prompts(prompts, options.pop("prompt", None))
+        keywords = dict(options)
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
         adapters = read_adapters(options.pop("adapter", None), len(conditions))
-        explicit = read_sampling(options, CALL_KEYWORDS)
-        items = self.plan(conditions, count, read_seed(seed))
+        drawn = read_seed(seed)
+        if seed is None and self.ranks is not None:  # each process has a generator of its own
+            drawn = self.ranks.same(drawn)
+        items = self.plan(conditions, count, drawn)
         part = self.part_of(items)
+        usual = partial(self.defaults.sampler, part)
+        sampler = read_parameters(sampler, usual, keywords, CALL_KEYWORDS)
+        explicit = read_sampling({k: options[k] for k in options if k in keywords}, CALL_KEYWORDS)
         spec, sampling = self.defaults.complete(sampler, explicit, part)
         if explicit.get("guidance_scale") == 0:
             warnings.warn(
@@ -256,7 +268,7 @@ class Pipeline(PreparedModels):
             seed: seed of the first output of every prompt.
             prefix: media that every output begins with.
             partial_images: previews of each image (``Chunk.preview``); undecided regions are grey.
-            options: sampling parameters, and other names of arguments.
+            options: sampling parameters, those of the sampler, and other names of arguments.
 
         Raises:
             GenError: anything that cannot be done.
@@ -397,9 +409,10 @@ class Pipeline(PreparedModels):
 
         A published checkpoint is saved in its published layout: the files that loading it read are
         copied with their stored weights, and the pipeline's dtype is recorded and used on loading.
-        A model of gen's own architectures is written from memory, in the pipeline's dtype, with
-        its frontend and draft model. A model card is written too. The folder appears whole or not
-        at all.
+        A model of a GGUF file becomes a folder of transformers with safetensors, which others load
+        too. A model of gen's own architectures is written from memory, in the pipeline's dtype,
+        with its frontend and draft model. A model card is written too. The folder appears whole or
+        not at all.
 
         Args:
             folder: a folder that is new or empty.
@@ -484,6 +497,7 @@ def load(
     quantization: Any = None,
     adapters: str | Path | Mapping[str, str | Path] | None = None,
     sparse_prefill: Any = None,
+    batch_invariant: bool = False,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -505,11 +519,13 @@ def load(
         quantization: ``int8`` or ``int4`` weights, by torchao, and so on; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
+        batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
+            see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``
             (``gen.models.load.hub.HubOptions``),
-            ``max_memory``, ``offload_folder`` and ``attn_implementation``
+            ``max_memory``, ``offload_folder``, ``attn_implementation`` and ``tp``
             (``gen.contracts.checkpoint.LoadOptions``).
 
     Raises:
@@ -522,7 +538,7 @@ def load(
     elif isinstance(modality, Path):
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
-    options |= {"sparse_prefill": sparse_prefill}
+    options |= {"sparse_prefill": sparse_prefill, "batch_invariant": batch_invariant}
     chosen = torch_dtype if dtype is None else dtype
     return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
 

@@ -24,13 +24,21 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.batch_invariant import make_invariant
 from gen.models.adapters.graphs import compiled_forward
+from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.sparse_prefill import sparse
 from gen.models.load.routed import router_of
 from gen.models.targets.base import Target
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.candidates import decoded_on_demand
-from gen.pipeline.control import before_stop, controlled, filled_behind, item_limits
+from gen.pipeline.control import (
+    before_stop,
+    controlled,
+    filled_behind,
+    item_limits,
+    within_length,
+)
 from gen.pipeline.evaluator import RunEvaluator
 from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
 from gen.pipeline.logprobs import with_texts
@@ -141,6 +149,8 @@ class PromptedModels(ModalityModels):
         kind: type[ModelProtocol] = registry.get("protocol", protocol)
         is_checkpoint = isinstance(model, Checkpoint)
         adapter = model.adapter(protocol) if is_checkpoint else kind.adapters[space.kind](model)
+        if is_checkpoint and model.ranks is not None:
+            adapter.lead = model.ranks.lead
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(
                 f"model {name} has logits of {adapter.vocab_size} tokens; expected"
@@ -148,9 +158,26 @@ class PromptedModels(ModalityModels):
             )
         if self.sparse_prefill is not None and name == self.model:
             adapter = self._sparse(name, adapter)
+        if self.batch_invariant:
+            self._make_batch_invariant(name, adapter)
         if self.compile:
             self._compile(name, adapter)
         return adapter
+
+    def _make_batch_invariant(self, name: str, adapter: Any) -> None:
+        """Fix the order of sums in the passes of a model.
+
+        Raises:
+            GenError: the adapter or the device is not one of which that is known.
+        """
+        if not isinstance(adapter, CausalLM) or adapter.takes_block_masks:
+            raise GenError(
+                f"batch_invariant does not support model {name} as {type(adapter).__name__};"
+                " expected a causal language model whose attn_implementation is 'sdpa'"
+            )
+        if name not in self._products:
+            self._products[name] = make_invariant(adapter.model, name)
+        adapter.make_batch_invariant(self._products[name])
 
     def _sparse(self, name: str, adapter: Any) -> Any:
         """Let prompts skip layers of an adapter, and say so once for every model."""
@@ -279,7 +306,11 @@ class PreparedModels(PromptedModels):
                 length_space = space
             space = without_eos(space)
         num_prefix = 0 if start.prefix is None else len(start.prefix)
-        limits = item_limits([item.max_new_tokens for item in items], space, sampling)
+        wanted = [item.max_new_tokens for item in items]
+        if sampling.max_length is not None:
+            prompts = [len(binding.prompt(i.condition)) + num_prefix for i in items]
+            wanted = within_length(sampling, wanted, prompts, space.length - num_prefix)
+        limits = item_limits(wanted, space, sampling)
         if limits is not None and not protocol.left_to_right:
             canvas = space.empty(len(items), self.device) if start.canvas is None else start.canvas
             start = replace(start, canvas=filled_behind(canvas, limits + num_prefix, space))
@@ -333,6 +364,8 @@ class PreparedModels(PromptedModels):
                 raise
             left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
             out, interrupted = last_step.output(prepared.target.space, left_to_right), True
+        if self.ranks is not None and not interrupted:
+            self.ranks.agree_on_tokens(out.tokens)
         return self.complete(prepared, out, length_pass, stream, interrupted)
 
     def start_canvas(

@@ -3,7 +3,8 @@
 The record ``gen_pipeline.json`` names the modality, the model below the folder, the dtype and the
 options of the model's family. A published checkpoint is saved in its published layout: the files
 that loading it read are copied as they are, and the record's dtype makes loading convert them in
-the same way. A model of gen's own architectures is written from memory, with its frontend and its
+the same way. A model that was read from a GGUF file is written from memory, as a folder of
+transformers. A model of gen's own architectures is written from memory, with its frontend and its
 draft model in folders beside it. Device, ``device_map`` and ``trust_remote_code`` are not saved.
 """
 
@@ -59,14 +60,16 @@ def save_pipeline(
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         with writing(target):
-            if isinstance(model, Checkpoint):
+            if isinstance(model, Checkpoint) and pipe.files(name).gguf is not None:
+                record = _save_converted(pipe, model, name, work, max_shard_size)
+            elif isinstance(model, Checkpoint):
                 record = _save_published(pipe, model, name, work)
             else:
                 record = _save_own(pipe, model, name, work, max_shard_size)
             dtype = str(pipe.dtype).removeprefix("torch.")
             record = {"modality": modality, "dtype": dtype, **record}
             (work / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            card = card_of(pipe, name, model, pipe.files(name).folder)
+            card = card_of(pipe, name, model, pipe.files(name))
             (work / "README.md").write_text(card, encoding="utf-8")
             work.chmod(0o755)
             os.replace(work, target)
@@ -95,6 +98,22 @@ def _save_own(
     return {"model": source.name, "options": options, "paths": []}
 
 
+def _save_converted(
+    pipe: ModalityModels, model: Checkpoint, name: str, work: Path, max_shard_size: int | str
+) -> dict[str, Any]:
+    """Write a model of a GGUF file as safetensors with its config, tokenizer and generation config.
+
+    The tokenizer brings its chat template.
+    """
+    gguf = pipe.files(name).gguf
+    assert gguf is not None
+    save_model(gguf.tokenizer(), work)
+    save_model(model.adapter(model.protocols[0]).model, work, max_shard_size=max_shard_size)
+    kept = {k: pipe.model_options[k] for k in ARITHMETIC if k in pipe.model_options}
+    options = {**model.settled, **kept, **pipe.family_options()}
+    return {"model": ".", "options": options, "paths": []}
+
+
 def _save_published(
     pipe: ModalityModels, model: Checkpoint, name: str, work: Path
 ) -> dict[str, Any]:
@@ -113,7 +132,7 @@ def _save_published(
     if files.path.is_dir():
         read |= {p for p in _files_under(files.path) if p.suffix in TEXTS}
     options, paths = dict(model.settled), []
-    for key in ("variant", "gguf_file", *ARITHMETIC):
+    for key in ("variant", *ARITHMETIC):
         if key in pipe.model_options:
             options[key] = pipe.model_options[key]
     for key, value in pipe.family_options().items():

@@ -1,8 +1,8 @@
-"""Stops: tokens and texts after which a row is over.
+"""Stops: texts after which a row is over.
 
-A stop text may begin and end inside of tokens. An automaton over bytes (Aho and Corasick, 1975)
-says how much of which stop the bytes so far end with; the token that completes one is the row's
-last, and the eos token follows it.
+A stop may begin and end inside of tokens. An automaton over bytes (Aho and Corasick, 1975) says how
+much of which stop the bytes so far end with; the token that completes one is the row's last, and
+the eos token follows it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,20 @@ class StopConstraint(Constraint):
     Args:
         vocab_size: V.
         eos_token_id: token that fills rows that are over.
-        token_ids: tokens that end a row.
         texts: texts that end a row.
-        vocabulary: bytes of every token; None without texts.
-        first: first position that may hold the eos token. A token that would complete a stop is
-            forbidden further ahead of it.
+        vocabulary: bytes of every token.
+        first: first position whose token may complete a stop.
     """
 
     def __init__(
         self,
         vocab_size: int,
         eos_token_id: int,
-        token_ids: Sequence[int] = (),
-        texts: Sequence[str] = (),
-        vocabulary: Vocabulary | None = None,
+        texts: Sequence[str],
+        vocabulary: Vocabulary,
         first: int = 0,
     ):
         self.vocab_size, self.first, self.vocabulary = vocab_size, first, vocabulary
-        self.token_ids = frozenset(token_ids)
         self.steps = _matcher([text.encode() for text in texts])
         every, only = np.ones(vocab_size, dtype=bool), np.zeros(vocab_size, dtype=bool)
         only[eos_token_id] = True
@@ -59,9 +55,7 @@ class StopConstraint(Constraint):
             token: token id.
             is_first: whether it is the first token of the row.
         """
-        if state == OVER or token in self.token_ids:
-            return OVER
-        if self.vocabulary is None:
+        if state == OVER:
             return state
         parts = self.vocabulary.first if is_first else self.vocabulary.later
         for byte in parts[token] or b"":
@@ -89,14 +83,14 @@ class StopState(ConstraintState):
         state, position = self.states[-1], len(self.states) - 1
         if state == OVER:
             return self.stops.only_eos
-        if position + 1 < self.stops.first:
+        if position < self.stops.first:
             return self.stops.going_on(state, position == 0)
         return self.stops.every
 
     def advance(self, token: int) -> bool:
         state, position = self.states[-1], len(self.states) - 1
         following = self.stops.step(state, token, position == 0)
-        if following == OVER and position + 1 < self.stops.first:
+        if following == OVER and position < self.stops.first:
             return False
         self.states.append(following)
         return True

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from gen.config.model_options import read_options
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.engine.engine import MOST_ROWS, MOST_WAITING, Engine
-from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.led import led
+from gen.pipeline.pipeline import Pipeline, load
 from gen.serve.app import make_app
 
 HEAD_SECONDS = 10.0  # in which the head of a request must arrive, from its connection on
@@ -59,8 +60,9 @@ class Http(H11Protocol):
             self._waiting = None
 
 
-def make_engine(args: argparse.Namespace) -> Engine:
-    """Return the engine of a command line. Raises ``GenError`` for a model that cannot be read."""
+def make_engine(args: argparse.Namespace, load: Callable[..., Pipeline] = load) -> Engine:
+    """Return the engine of a command line, whose models ``load`` loads. Raises ``GenError`` for a
+    model that cannot be read."""
     device = args.device or "auto"
     named: dict[str, tuple[str, str]] = {}
     for text in args.model:
@@ -74,7 +76,7 @@ def make_engine(args: argparse.Namespace) -> Engine:
         named[name] = (modality, path)
     options = _options_by_id(args.model_option, named)
     models = {
-        name: Pipeline(modality, path, device, args.dtype, **options[name])
+        name: load(modality, model=path, device=device, dtype=args.dtype, **options[name])
         for name, (modality, path) in named.items()
     }
     return Engine(
@@ -144,8 +146,18 @@ def make_server(app: Any) -> uvicorn.Server:
 
 
 def serve_until_stopped(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM; running requests have some seconds to end."""
-    engine = make_engine(args)
+    """Serve until Ctrl-C or SIGTERM; running requests have some seconds to end.
+
+    Of the processes of a launcher, which have models with ``tp`` together, the first one serves.
+    """
+    if not any(text.partition(":")[2].startswith("tp=") for text in args.model_option):
+        return _serve(args, make_engine(args))
+    with led() as leader:
+        return 0 if leader is None else _serve(args, make_engine(args, leader.load))
+
+
+def _serve(args: argparse.Namespace, engine: Engine) -> int:
+    """Carry out ``serve_until_stopped`` with an engine, which is closed."""
     try:
         server = make_server(make_app(engine, args.settings))
         bound = listening(args.host, args.port)

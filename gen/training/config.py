@@ -95,6 +95,7 @@ class TrainingConfig:
         save_every: steps between checkpoints.
         device: device of the training.
         lora: adapters of a published model; None trains all weights.
+        merge: write the weights with the adapters of ``lora`` added, too.
         samples: prompts that the trained model is asked for at the end.
         drafter: options of the objective ``drafter``.
     """
@@ -120,6 +121,7 @@ class TrainingConfig:
     save_every: int = 100
     device: str = "cpu"
     lora: LoRA | None = None
+    merge: bool = False
     samples: tuple[str, ...] = ()
     drafter: Drafter = Drafter()
 
@@ -135,7 +137,7 @@ class TrainingConfig:
 
 KEYS = tuple(f.name for f in fields(TrainingConfig))
 NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA, "drafter": Drafter}
-FREE = ("device",)  # keys that may differ when a run is resumed
+FREE = ("device", "merge")  # keys that may differ when a run is resumed
 
 
 def load_training(
@@ -257,7 +259,9 @@ def _check(config: TrainingConfig, where: str) -> None:
     _check_number("weight_decay", config.weight_decay, 0, 1, where)
     for name in ("share", "drop", "validation"):
         _check_number(name, getattr(config, name), 0, 1, where)
-    _check_bools({"average": config.average, "muon": config.muon}, where)
+    _check_bools({k: getattr(config, k) for k in ("average", "muon", "merge")}, where)
+    if config.merge and config.lora is None:
+        raise bad_value("merge", True, "false without lora, which has nothing to merge", where)
 
 
 def _check_number(name: str, value: Any, low: float, high: float, where: str) -> None:

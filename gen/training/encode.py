@@ -29,7 +29,7 @@ from gen.training.shards import (
     write_manifest,
     write_shard,
 )
-from gen.training.sources import Medium, Size, Source, find_sources, read_source
+from gen.training.sources import Medium, Size, Source, find_sources, left_out, read_source
 
 BATCH = 16  # media that are encoded together
 
@@ -72,7 +72,8 @@ def encode_folder(
         progress: receives progress.
 
     Returns:
-        The manifest.
+        The manifest. ``skipped`` has the reasons of files that cannot be read, ``left_out`` the
+        numbers of files of other kinds, by extension.
 
     Raises:
         GenError: no media, files that cannot be read (all of them are named, and all others are
@@ -96,7 +97,12 @@ def encode_folder(
     if not options.skip_unreadable:
         refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
     if not any(s.tokens for s in shards):
-        raise GenError(f"none of the {plural(len(sources), 'source')} of {folder} can be read")
+        reasons = {n: r for s in shards for n, r in s.skipped.items()}
+        raise GenError(
+            f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
+            f" {spelled_reasons(reasons, 3)}"
+        )
+    about["left_out"] = left_out(folder, modality)
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
 
 
@@ -155,11 +161,16 @@ def _shards(
 def refuse_unreadable(skipped: dict[str, str], total: int) -> None:
     """Raise ``GenError`` with the names of all files that cannot be read."""
     if skipped:
-        said = "; ".join(cut_list([f"{name} ({reason})" for name, reason in skipped.items()], 10))
         raise GenError(
-            f"{len(skipped)} of {plural(total, 'source')} cannot be read: {said}. The others are"
-            " encoded; --skip-unreadable leaves these out"
+            f"{len(skipped)} of {plural(total, 'source')} cannot be read:"
+            f" {spelled_reasons(skipped, 10)}. The others are encoded; --skip-unreadable leaves"
+            " these out"
         )
+
+
+def spelled_reasons(skipped: dict[str, str], most: int) -> str:
+    """Spell the first ``most`` files that were not read, with the reasons."""
+    return "; ".join(cut_list([f"{name} ({reason})" for name, reason in skipped.items()], most))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Training loop over accelerate: every process draws its part of a batch, and gradients are
 averaged.
 
-A checkpoint holds all that a later step depends on, so a run that was killed and goes on ends with
-the same weights, bit for bit, as one that was not (on one machine with one number of threads).
+A checkpoint holds all that a later step depends on, except the frozen weights under an adapter. A
+run that was killed and goes on therefore ends with the same weights, bit for bit, as one that was
+not (on one machine with one number of threads).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from gen.recipes.common.train import (
     TrainConfig,
     cast_weights,
     cosine,
+    load_trained,
     make_optimizers,
+    trained_state,
 )
 from gen.training.config import TrainingConfig
 from gen.training.data import Batches, split
@@ -102,7 +105,7 @@ class Loop:
             if self.step % self.config.save_every == 0 or self.step == self.config.steps:
                 self._save()
         if self.average is not None:
-            self.model.load_state_dict(self.average.state)
+            load_trained(self.model, self.average.state)
         return self.rows
 
     def _forward(self) -> Any:
@@ -176,7 +179,8 @@ class Loop:
             return
         state = {
             "step": self.step,
-            "model": self.model.state_dict(),
+            "base": self.task.base,
+            "model": trained_state(self.model),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": None if self.average is None else self.average.state,
             "since": self.since,
@@ -193,9 +197,15 @@ class Loop:
             return
         try:
             saved = torch.load(path, weights_only=True, map_location=self.accelerator.device)
-            self.model.load_state_dict(saved["model"])
+            load_trained(self.model, saved["model"])
+            base = saved["base"]
         except Exception as error:  # the library raises bare exceptions for damaged files
             raise GenError(f"the checkpoint {path} cannot be read: {error}") from None
+        if base != self.task.base:
+            raise GenError(
+                f"the checkpoint {path} holds an adapter of other weights than model"
+                f" {self.config.model} has now; expected the same model, or a new folder"
+            )
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         if self.average is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -21,9 +22,9 @@ from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data
 from gen.training.loop import LOG, Loop, processes
 from gen.training.shards import read_json
-from gen.training.tasks import make_task
+from gen.training.tasks import MODEL, Written, make_task
 
-RUN, MODEL, SAMPLES, CURVE = "run.json", "model", "samples", "curve.svg"
+RUN, SAMPLES, CURVE = "run.json", "samples", "curve.svg"
 POINTS = 60  # of a curve, at most
 STYLE = (
     "<style>text{font-family:sans-serif;font-size:11px;fill:#374151}"
@@ -39,8 +40,9 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         say: receives progress.
 
     Returns:
-        ``model`` (folder), ``page``, ``steps``, ``loss`` of the first and the last row of the log,
-        and ``validation``; of a drafter ``model`` alone. Nothing in processes but the first.
+        ``model`` and ``adapter`` (folders that were written), ``page``, ``steps``, ``loss`` of the
+        first and the last row of the log, ``validation``, and ``use``, a command that samples from
+        the trained model; of a drafter ``model`` alone. Nothing in processes but the first.
 
     Raises:
         GenError: data, model or objective do not fit each other, or ``out`` holds something else.
@@ -59,20 +61,29 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         return {}
     validation = loop.measure()
     try:
-        task.save(out / MODEL)
+        written = task.save(out)
     except (OSError, SafetensorError) as error:
         raise GenError(f"cannot write {out / MODEL}: {error}") from None
-    samples = make_samples(config, data, out)
+    samples = make_samples(config, data, out, written)
     page = write_page(config, data, rows, out, samples)
     put_text(out / CURVE, curve_file(rows))
     accelerator.wait_for_everyone()
     return {
-        "model": str(out / MODEL),
+        **written.folders,
         "page": str(page),
         "steps": config.steps,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
+        "use": command(data.manifest["modality"], written),
     }
+
+
+def command(modality: str, written: Written) -> str:
+    """Return a command line that samples from what a run has written."""
+    words = ["gen", "sample", modality, "PROMPT", "--model", written.model]
+    if not written.merged:
+        words += ["--model-option", f"adapters={written.adapter}"]
+    return shlex.join(words)
 
 
 def train_drafter(config: TrainingConfig) -> dict[str, Any]:
@@ -122,13 +133,15 @@ def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
     put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
 
 
-def make_samples(config: TrainingConfig, data: TokenData, out: Path) -> Path | None:
+def make_samples(
+    config: TrainingConfig, data: TokenData, out: Path, written: Written
+) -> Path | None:
     """Decode the prompts of ``samples`` with the trained model, as a job with its own gallery."""
     if not config.samples:
         return None
     tree = {
         "modality": data.manifest["modality"],
-        "model": str((out / MODEL).absolute()),
+        **written.load,
         "prompts": list(config.samples),
         "seed": config.seed,
         "out": str(out / SAMPLES),

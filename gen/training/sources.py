@@ -9,7 +9,8 @@ tab where it answers one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,19 +76,13 @@ def find_sources(folder: str | Path, modality: str) -> list[Source]:
     root = Path(folder)
     if not root.is_dir():
         raise GenError(f"{folder} is no folder; expected a folder of media")
-    suffixes = SUFFIXES[modality]
-    files = sorted(
-        p
-        for p in root.rglob("*")
-        if p.is_file() and not any(x.startswith(".") for x in p.relative_to(root).parts)
-    )
-    media = [p for p in files if p.suffix.lower().removeprefix(".") in suffixes]
+    media, others = _split(root, modality)
     if not media:
-        other = sorted({p.suffix for p in files} - {""})
-        held = f"{plural(len(files), 'file')} ({', '.join(other)})" if files else "nothing"
+        counts = counted(others)
+        held = f"{plural(len(others), 'file')} ({spelled_counts(counts)})" if others else "nothing"
         raise GenError(
             f"{folder} holds {held}; expected media of modality {modality!r}:"
-            f" .{', .'.join(suffixes)}"
+            f" .{', .'.join(SUFFIXES[modality])}"
         )
     if modality == "text":
         return [s for path in media for s in _lines(path, root)]
@@ -96,6 +91,36 @@ def find_sources(folder: str | Path, modality: str) -> list[Source]:
         Source(n, p, condition=captions[n])
         for p, n in ((p, p.relative_to(root).as_posix()) for p in media)
     ]
+
+
+def left_out(folder: str | Path, modality: str) -> dict[str, int]:
+    """Count the files of a folder that ``find_sources`` neither lists nor reads for their captions,
+    by extension."""
+    root = Path(folder)
+    media, others = _split(root, modality)
+    captions = {root / METADATA, *(path.with_suffix(".txt") for path in media)}
+    return counted([path for path in others if path not in captions])
+
+
+def counted(files: Iterable[Path]) -> dict[str, int]:
+    """Count files by extension, most frequent first; "" stands for files without one."""
+    return dict(Counter(path.suffix.lower() for path in files).most_common())
+
+
+def spelled_counts(counts: dict[str, int]) -> str:
+    """Spell counts such as ``2 .heic, 1 without an extension``."""
+    return ", ".join(f"{n} {suffix or 'without an extension'}" for suffix, n in counts.items())
+
+
+def _split(root: Path, modality: str) -> tuple[list[Path], list[Path]]:
+    """Return the media of a folder and all other files, by name. Hidden ones are in neither."""
+    files = sorted(
+        p
+        for p in root.rglob("*")
+        if p.is_file() and not any(x.startswith(".") for x in p.relative_to(root).parts)
+    )
+    media = [p for p in files if p.suffix.lower().removeprefix(".") in SUFFIXES[modality]]
+    return media, sorted(set(files) - set(media))
 
 
 def _lines(path: Path, root: Path) -> Iterator[Source]:
@@ -181,7 +206,10 @@ def read_source(
     if suffix == ".parquet":
         return _episode(source, horizon)
     clip_of_any_size = resize and modality.media_kind == "video"
-    media = read_video(source.path) if clip_of_any_size else modality.load(source.path)
+    if clip_of_any_size:
+        media = read_video(source.path, fps=modality.frame_rate)
+    else:
+        media = modality.load(source.path)
     if isinstance(media, ActionChunk):
         return [Medium(media.action, _observed(media.situation.state, media.situation.task))]
     return [Medium(media, source.condition)]
@@ -303,7 +331,8 @@ class Size:
         def spelled(axes: tuple[int, ...]) -> str:
             return "x".join(map(str, axes)) + (" samples" if len(axes) == 1 else "")
 
+        of = ", frames at the model's rate x height x width" if len(self.axes) == 3 else ""
         return GenError(
-            f"{name} has {spelled(came)}; expected {spelled(self.axes)} (--resize makes it so,"
+            f"{name} has {spelled(came)}; expected {spelled(self.axes)}{of} (--resize makes it so,"
             " --size states another)"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gen.contracts.frontend import codebook_digest
 from gen.core.errors import GenError, bad_value
 from gen.media.containers import require_package
 from gen.modalities.grid_base import GridModality
+from gen.models.load.digest import digest_of
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
@@ -33,7 +35,35 @@ from gen.training.config import LoRA, NewModel, TrainingConfig
 from gen.training.data import SPLIT, TokenData
 from gen.training.frontends import usual_config
 
+MODEL, ADAPTER = "model", "adapter"  # folders of what a run makes
 FRONTEND = "frontend"  # folder of a frontend beside the model, if it is not of the zoo
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run has written.
+
+    Attributes:
+        model: folder of the trained model, or the base of an adapter that was not merged.
+        adapter: folder of an adapter in PEFT's layout; None where all weights were trained.
+        merged: whether ``model`` holds the trained weights.
+    """
+
+    model: str
+    adapter: str | None = None
+    merged: bool = True
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """Keys of a job that load the trained model."""
+        options = {} if self.merged else {"model_options": {"adapters": self.adapter}}
+        return {"model": self.model, **options}
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Folders that were written, by what they hold."""
+        found = {MODEL: self.model if self.merged else None, ADAPTER: self.adapter}
+        return {name: folder for name, folder in found.items() if folder is not None}
 
 
 class Task(ABC):
@@ -42,10 +72,12 @@ class Task(ABC):
     Attributes:
         model: the model, trained in place.
         casts: whether the forward pass may run with bfloat16 weights.
+        base: digest of the weights under an adapter; empty where all weights are trained.
     """
 
     model: nn.Module
     casts: bool
+    base: str = ""
 
     @abstractmethod
     def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
@@ -59,8 +91,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the model, so that the pipeline loads it."""
+    def save(self, out: Path) -> Written:
+        """Write what was trained into the folder of the run, so that the pipeline loads it."""
 
 
 def make_task(config: TrainingConfig, data: TokenData) -> Task:
@@ -222,11 +254,12 @@ class GridTask(Task):
         batch = (words.to(device), self.codes[rows].to(device))
         return (blocks if chosen else whole)(forward, batch)[0]
 
-    def save(self, folder: Path) -> None:
-        save_model(self.model, folder)
+    def save(self, out: Path) -> Written:
+        save_model(self.model, out / MODEL)
         if self._frontend_name() == FRONTEND:
             source = locate(self.data.encoder.name, "frontend")
-            shutil.copytree(source, folder.parent / FRONTEND, dirs_exist_ok=True)
+            shutil.copytree(source, out / FRONTEND, dirs_exist_ok=True)
+        return Written(str(out / MODEL))
 
 
 class LanguageTask(Task):
@@ -259,9 +292,13 @@ class LanguageTask(Task):
         torch.manual_seed(config.seed)
         with LOADING, readable("model", name), quiet():
             auto = transformers().AutoModelForCausalLM
-            model = auto.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+            where = folder.absolute()  # an adapter names its base so
+            model = auto.from_pretrained(where, dtype=torch.float32, local_files_only=True)
         self.tokenizer = tokenizer.tokenizer
-        self.model = model if config.lora is None else adapted(model, config.lora)
+        self.model = model
+        if config.lora is not None:
+            self.base = digest_of(model)
+            self.model = adapted(model, config.lora, config.merge)
         self.heads = [
             [] if c is None else data.encoder.frontend.ids(c["text"]) for c in data.conditions
         ]
@@ -285,23 +322,50 @@ class LanguageTask(Task):
         logits = out.logits[:, :-1].float().flatten(0, 1)
         return F.cross_entropy(logits, labels[:, 1:].flatten().to(device), ignore_index=-100)
 
-    def save(self, folder: Path) -> None:
-        model = self.model
+    def save(self, out: Path) -> Written:
+        model: Any = self.model
+        adapter = None
         if self.config.lora is not None:
+            adapter = str(out / ADAPTER)
+            model.save_pretrained(adapter, save_embedding_layers=False)
+            if not self.config.merge:
+                return Written(str(self.config.model), adapter, merged=False)
             model = model.merge_and_unload()
-        save_model(model, folder)
-        self.tokenizer.save_pretrained(folder)
+        save_model(model, out / MODEL)
+        self.tokenizer.save_pretrained(out / MODEL)
+        return Written(str(out / MODEL), adapter)
 
 
-def adapted(model: nn.Module, lora: LoRA) -> Any:
-    """Add low-rank adapters to a model. Raises ``GenError`` without PEFT."""
+def adapted(model: nn.Module, lora: LoRA, merge: bool) -> Any:
+    """Add low-rank adapters to a model.
+
+    Args:
+        model: the model, which is changed.
+        lora: the adapters.
+        merge: whether the model is written with the adapters merged into its weights.
+
+    Raises:
+        GenError: PEFT is missing, the model lacks the layers, or it could not load what is written.
+    """
     peft = require_package("peft", '"gen-toolkit[peft]"', "a training with lora")
     options = {"target_modules": list(lora.modules)} if lora.modules else {}
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, task_type="CAUSAL_LM", **options)
+    layers = dict(model.named_modules())
+    tables = {id(m.weight) for m in layers.values() if isinstance(m, nn.Embedding)}
     try:
-        return peft.get_peft_model(model, config)
+        made = peft.get_peft_model(model, config)
     except ValueError as error:
         raise GenError(f"lora does not fit {type(model).__name__}: {error}") from None
+    for name in made.targeted_module_names:
+        layer = layers[name]
+        is_own = isinstance(layer, nn.Linear) and id(layer.weight) not in tables
+        if not is_own and not merge:
+            raise GenError(
+                f"lora adapts {name} of {type(model).__name__}, which is no linear layer with"
+                " weights of its own, and the pipeline adds to those alone; expected other"
+                " lora.modules, or merge=true"
+            )
+    return made
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:

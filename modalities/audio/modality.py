@@ -70,7 +70,7 @@ class AudioModality(GridModality):
         if not condition.video:
             return self.condition(condition.text or "")
         said = self._caption(condition.text) if condition.text else captions.Caption()
-        clip = condition.media("video")[0]
+        clip = condition.media("video", fps=balls.FPS)[0]
         tiles = prompts.clip_codes(prompts.clip_frames(clip))
         return SoundCondition(said, clip, tuple(tiles))
 

@@ -17,8 +17,9 @@ import torch
 
 from gen.core.errors import GenError, unknown
 from gen.media.given import GivenMedia, read_media
+from gen.media.resample import resample
 from gen.modalities.audio import captions
-from gen.modalities.audio.balls import FRAMES, HOP, RATE, SAMPLES, SIZE, TILE, tiles
+from gen.modalities.audio.balls import FPS, FRAMES, HOP, RATE, SAMPLES, SIZE, TILE, tiles
 from gen.models.load.locate import ZOO
 from gen.tokenizers.audio.bands import Bands
 from gen.tokenizers.video.tiles import Tiles
@@ -104,7 +105,7 @@ def caption_prompt(part: str, media: Any) -> list[int]:
     """
     if part not in PARTS:
         raise unknown("part", part, PARTS)
-    given = media if isinstance(media, GivenMedia) else read_media(media, part)
+    given = media if isinstance(media, GivenMedia) else read_media(media, part, fps=FPS)
     codes = clip_codes(clip_frames(given)) if part == "video" else sound_codes(sound_wave(given))
     return [len(VOCABULARY) + 1 + word for word in caption_words(part, codes)]
 
@@ -145,9 +146,11 @@ def sound_wave(media: GivenMedia) -> np.ndarray:
     """Wave of a given sound, float32 [SAMPLES]; a shorter one is followed by silence.
 
     Raises:
-        GenError: another rate, several channels or a longer sound.
+        GenError: several channels, a longer sound, or another rate where no package resamples.
     """
     wave, rate = media.array, media.rate or RATE
+    if rate != RATE and wave.shape[1] == 1 and len(wave) * RATE <= SAMPLES * rate:
+        wave, rate = resample(wave, rate, RATE), RATE
     if rate != RATE or wave.shape[1] != 1 or len(wave) > SAMPLES:
         raise GenError(
             f"the sound has {len(wave)} samples at {rate} Hz in {wave.shape[1]} channels; expected"

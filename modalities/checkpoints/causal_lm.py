@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from typing import Any
+
 import transformers
 
-from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
+from gen.contracts.checkpoint import SPLIT, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import answer_length
+from gen.modalities.checkpoints.options import (
+    answer_length,
+    answer_space,
+    ends_of,
+    stated_generation,
+    stated_sampling,
+)
 from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.chat import chat_token_ids, uses_chat_template
-from gen.models.load.locate import config_field
+from gen.models.load.generation_config import first_tokens
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.load.transformers_compat import CAUSAL_LM_TYPES
 from gen.tokenizers.text.hf_text import HFText
@@ -33,9 +40,11 @@ class CausalText(LanguagePrompts):
         max_new_tokens: positions of an answer (128, or half of the model's where that is less).
         chat: put prompts into the tokenizer's chat template as the user's message. The default is
             to do so where the tokenizer has a template.
+        generation_config: take the sampling parameters of the folder's generation_config.json as
+            defaults. Its eos tokens end a text in any case.
     """
 
-    takes = FROM_PRETRAINED
+    takes = SPLIT
     modalities = ("text",)
     protocols = ("causal",)
     sampling = {"temperature": 1.0}
@@ -43,6 +52,10 @@ class CausalText(LanguagePrompts):
         "tiny random Llama, Qwen3 and GPT-NeoX folders against their own classes and `generate`"
     )
     catch_all = True
+
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> dict[str, Any]:
+        return stated_sampling(files, options, cls.sampling)
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
@@ -60,7 +73,11 @@ class CausalText(LanguagePrompts):
         *,
         max_new_tokens: int | None = None,
         chat: bool | None = None,
+        generation_config: bool = True,
     ):
+        said = stated_generation(files, generation_config)
+        given = {"max_new_tokens": max_new_tokens, "generation_config": generation_config}
+        self.sampling = self.sampling_of(files, given)
         max_new_tokens = answer_length(files, max_new_tokens)
         needs_code = "auto_map" in files.config and files.model_type not in CAUSAL_LM_TYPES
         if needs_code and not load.trust_remote_code:
@@ -89,10 +106,9 @@ class CausalText(LanguagePrompts):
             lambda ids: self.model(input_ids=ids, use_cache=False).logits,
         )
         size = self.model.config.get_text_config().vocab_size
-        ends = ends_of(self.model, tokenizer)
+        ends = ends_of(files, self.model, tokenizer, tokenizer if self.chat else None)
         self.frontend = HFText(tokenizer, size, ends, load.device)
-        legal = torch.ones(1, size, dtype=torch.bool).expand(max_new_tokens, -1)
-        space = TokenSpace((max_new_tokens,), size, legal, eos_token_id=ends[0] if ends else None)
+        space = answer_space(max_new_tokens, size, ends, first_tokens(said, files.name))
         self.binding = Binding(space, self.prompt, self.prompt("")[:1] or [ends[0] if ends else 0])
         self.modality = FreeText(self)
 
@@ -107,10 +123,3 @@ class CausalText(LanguagePrompts):
 
     def adapter(self, protocol: str) -> CausalLM:
         return CausalLM(self.model)
-
-
-def ends_of(model, tokenizer) -> tuple[int, ...]:
-    """Ids that end a text: the generation config's, else the tokenizer's."""
-    eos_ids = config_field(config_field(model, "generation_config"), "eos_token_id")
-    eos_ids = tokenizer.eos_token_id if eos_ids is None else eos_ids
-    return () if eos_ids is None else (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)

@@ -335,6 +335,7 @@ class ChameleonText(TokenisedImages):
     Args:
         max_new_tokens: as of ``ImageText``.
         chat: as of ``ImageText``.
+        generation_config: as of ``ImageText``.
         interleaved: answers may hold images, which stand in the text as Markdown
             (``gen.tokenizers.text.segments``). The default is text alone.
     """
@@ -349,9 +350,11 @@ class ChameleonText(TokenisedImages):
         *,
         max_new_tokens: int | None = None,
         chat: bool | None = None,
+        generation_config: bool = True,
         interleaved: bool = False,
     ):
-        super().__init__(files, modality, load, max_new_tokens=max_new_tokens, chat=chat)
+        options = {"max_new_tokens": max_new_tokens, "generation_config": generation_config}
+        super().__init__(files, modality, load, chat=chat, **options)
         self._interleaved = interleaved
         if interleaved:
             self._allow_images(files, load)

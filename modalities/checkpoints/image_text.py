@@ -9,8 +9,8 @@ the first user turn. The output is text, drawn from the whole vocabulary of the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,10 +22,14 @@ from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptio
 from gen.contracts.condition import CONDITION, Condition, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, cut
-from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
-from gen.modalities.checkpoints.causal_lm import ends_of
-from gen.modalities.checkpoints.options import answer_length
+from gen.modalities.checkpoints.options import (
+    answer_length,
+    answer_space,
+    ends_of,
+    stated_generation,
+    stated_sampling,
+)
 from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeText
@@ -33,6 +37,7 @@ from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.feature_prompts import POSITIONS, VECTORS, FeaturePromptLM
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.chat import chat_text, uses_chat_template
+from gen.models.load.generation_config import first_tokens
 from gen.models.load.locate import quiet
 from gen.models.load.pretrained import pretrained
 from gen.tokenizers.text.hf_text import HFText
@@ -68,6 +73,8 @@ class ImageText(LanguagePrompts):
         max_new_tokens: positions of an answer (128, or half of the model's where that is less).
         chat: put prompts into the processor's chat template as the user's message. The default is
             to do so where the processor has a template.
+        generation_config: take the sampling parameters of the folder's generation_config.json as
+            defaults. Its eos tokens end a text in any case.
     """
 
     accepts = frozenset({"text", "messages", "images", "tokens"})
@@ -97,6 +104,10 @@ class ImageText(LanguagePrompts):
         """Return the images of a question as the language model reads them, [m, ...] for the m
         positions of the image token."""
 
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> dict[str, Any]:
+        return stated_sampling(files, options, cls.sampling)
+
     def require(self, files: CheckpointFiles) -> None:
         """Raise ``GenError`` for files that the family cannot serve; no weights are loaded."""
 
@@ -121,8 +132,12 @@ class ImageText(LanguagePrompts):
         *,
         max_new_tokens: int | None = None,
         chat: bool | None = None,
+        generation_config: bool = True,
     ):
         self.require(files)
+        said = stated_generation(files, generation_config)
+        given = {"max_new_tokens": max_new_tokens, "generation_config": generation_config}
+        self.sampling = self.sampling_of(files, given)
         max_new_tokens = answer_length(files, max_new_tokens)
         self.processor = processor_of(files, load)
         self.tokenizer = self.processor.tokenizer
@@ -135,17 +150,11 @@ class ImageText(LanguagePrompts):
             lambda ids: self.model(input_ids=ids, use_cache=False).logits,
         )
         size = self.model.config.get_text_config().vocab_size
-        ends = ends_of(self.model, self.tokenizer)
+        ends = ends_of(files, self.model, self.tokenizer, templates if self.chat else None)
         self.frontend = HFText(self.tokenizer, size, ends, load.device)
-        legal = torch.ones(1, size, dtype=torch.bool)
-        legal[0, list(self.illegal())] = False
-        space = TokenSpace(
-            (max_new_tokens,),
-            size,
-            legal.expand(max_new_tokens, -1),
-            eos_token_id=ends[0] if ends else None,
-            prompt_tokens=torch.arange(size),
-        )
+        first = first_tokens(said, files.name)
+        space = answer_space(max_new_tokens, size, ends, first, self.illegal())
+        space = replace(space, prompt_tokens=torch.arange(size))
         self._recent_inputs, self._recent_images = Recent(KEPT_INPUTS), Recent(self.kept)
         begun = self.tokenizer("")["input_ids"][:1] or [ends[0] if ends else 0]
         self.binding = Binding(space, self.prompt, begun)

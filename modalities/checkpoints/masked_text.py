@@ -25,6 +25,7 @@ from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePromp
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.load.chat import chat_token_ids, uses_chat_template
+from gen.models.load.generation_config import GENERATION, config_ends, end_ids
 from gen.models.load.pretrained import tokenizer_of
 from gen.tokenizers.text.hf_text import HFText
 
@@ -125,13 +126,9 @@ class MaskedText(LanguagePrompts):
 
     def _ends(self, files: CheckpointFiles) -> tuple[int, ...]:
         """Ids that end a text or a turn."""
-        eos_ids = files.json("generation_config.json").get(
-            "eos_token_id", files.config.get("eos_token_id")
-        )
-        eos_ids = self.tokenizer.eos_token_id if eos_ids is None else eos_ids
+        stated = files.json(GENERATION).get("eos_token_id"), config_ends(files.config)
         turn = self.tokenizer.get_vocab().get(self.turn_end)
-        ids = [] if eos_ids is None else list(eos_ids) if isinstance(eos_ids, list) else [eos_ids]
-        return tuple(dict.fromkeys(ids if turn is None else [*ids, turn]))
+        return end_ids(*stated, self.tokenizer.eos_token_id, turn)
 
     def newline_ids(self) -> tuple[int, ...]:
         """Token ids that end a block by default: the newline alone."""

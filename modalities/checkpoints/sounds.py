@@ -15,11 +15,11 @@ def mono_wave(sound: GivenMedia, rate: int, name: str = "audio") -> np.ndarray:
 
     Args:
         sound: sound of one channel; one of unknown rate is taken to have the model's.
-        rate: samples per second that the model takes; torchaudio resamples others.
+        rate: samples per second that the model takes; others are resampled.
         name: name of the part, for messages.
 
     Raises:
-        GenError: several channels, or another rate where torchaudio is missing.
+        GenError: several channels, or another rate where no package resamples.
     """
     channels = sound.array.shape[1]
     if channels != 1:

@@ -30,14 +30,14 @@ from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.checkpoints.sounds import mono_wave
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.conditioning import Conditions
+from gen.models.load.generation_config import GENERATION, config_ends, end_ids
 from gen.models.load.locate import quiet
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.whisper import HearingLM
 from gen.tokenizers.text.hf_text import HFText
 
-GENERATION = "generation_config.json"
 TASKS = ("transcribe", "translate")
-IDS = ("eos_token_id", "decoder_start_token_id", "no_timestamps_token_id")
+IDS = ("decoder_start_token_id", "no_timestamps_token_id")
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,13 @@ class Whisper(Checkpoint):
         )
         self.size: int = self.model.config.vocab_size
         said = files.json(GENERATION)
-        end = said.get("eos_token_id")
-        self.frontend = HFText(self.tokenizer, self.size, (end,), load.device)
-        for key in IDS:
-            if not is_integer(said.get(key)) or said[key] >= self.size:
-                raise bad_value(f"{key} in {GENERATION} of {files.name}", said.get(key), "an id")
-        self.start, self.no_timestamps = (said[key] for key in IDS[1:])
+        stated, ends = {key: said.get(key) for key in IDS}, end_ids(said.get("eos_token_id"))
+        for key, token in (*stated.items(), *(("eos_token_id", i) for i in ends or (None,))):
+            if not is_integer(token) or token >= self.size:
+                raise bad_value(f"{key} in {GENERATION} of {files.name}", token, "an id")
+        ends = end_ids(ends, config_ends(files.config), self.tokenizer.eos_token_id)
+        self.frontend = HFText(self.tokenizer, self.size, ends, load.device)
+        self.start, self.no_timestamps = stated.values()
         self.previous = said.get("prev_sot_token_id")
         self.languages: Mapping[str, int] = said.get("lang_to_id") or {}
         self.task = self._task(task, said.get("task_to_id") or {}, files.name)
@@ -120,16 +121,16 @@ class Whisper(Checkpoint):
             )
         self.room = positions - length
         self.sounds = Conditions(self._encode)
-        self.binding = Binding(self._space(said, length, end), self.prompt, self._unconditional)
+        self.binding = Binding(self._space(said, length, ends), self.prompt, self._unconditional)
         self.modality = FreeText(self)
 
-    def _space(self, said: Mapping[str, Any], length: int, end: int) -> TokenSpace:
+    def _space(self, said: Mapping[str, Any], length: int, ends: tuple[int, ...]) -> TokenSpace:
         """Space of texts without the tokens that the model's generation config suppresses, some of
         them at the first position alone."""
         legal = torch.ones(length, self.size, dtype=torch.bool)
         legal[:, said.get("suppress_tokens") or []] = False
         legal[0, said.get("begin_suppress_tokens") or []] = False
-        return TokenSpace((length,), self.size, legal, eos_token_id=end)
+        return TokenSpace((length,), self.size, legal, eos_token_id=ends[0], end_token_ids=ends)
 
     def _task(self, task: str, tasks: Mapping[str, int], where: str) -> int | None:
         """Return the token id of a task; None where the model has one alone. Raises ``GenError``

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from gen.contracts.condition import Condition
@@ -19,7 +19,7 @@ from gen.core.errors import GenError, cut
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia
-from gen.media.images import FORMATS, write_image
+from gen.media.images import FORMATS, as_rgb, read_image, write_image
 from gen.modalities.image import captions as shapes
 from gen.modalities.image import checker as shapes_check
 from gen.modalities.image import instructions
@@ -31,11 +31,11 @@ from gen.tokenizers.image.vq import VQ
 
 
 def as_image(media: Any) -> Image.Image:
-    """Convert to a PIL image: an image stays as it is; arrays are uint8 [h, w(, 3)], or bool [h, w]
+    """Convert to a PIL image: an image becomes RGB; arrays are uint8 [h, w(, 3)], or bool [h, w]
     (true is white).
     """
     if isinstance(media, Image.Image):
-        return media
+        return as_rgb(media)
     array = np.asarray(media)
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
@@ -243,11 +243,7 @@ class ImageModality(Modality):
         write_image(path, as_image(media), info)
 
     def load(self, path: Path) -> Image.Image:
-        try:
-            with Image.open(path) as image:
-                return image.convert("RGB")
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise GenError(f"image {path} cannot be read: {error}") from None
+        return read_image(path)
 
     def check(self, media: Image.Image, prompt: str) -> Verdict:
         if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):

@@ -17,6 +17,7 @@ from gen.contracts.modality import Verdict
 from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError, cut
 from gen.media.given import GivenMedia
+from gen.modalities.audio.balls import FPS
 from gen.modalities.audio.description import check_caption
 from gen.modalities.audio.prompts import caption_prompt as media_prompt
 from gen.modalities.image import captions as shapes
@@ -45,7 +46,7 @@ def description_of(condition: Condition) -> Description:
             " 'describe'"
         )
     size = (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE) if parts[0] == "images" else None
-    return Description(parts[0], condition.media(parts[0], size)[0])
+    return Description(parts[0], condition.media(parts[0], size, FPS)[0])
 
 
 def prompt_of(config: Any, model_name: str) -> Callable[[Any], list[int]]:

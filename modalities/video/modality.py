@@ -87,7 +87,7 @@ class VideoModality(GridModality):
         write_lossless(path, media, moving.FPS)
 
     def load(self, path: Path) -> np.ndarray:
-        return read_video(path, SIDE)
+        return read_video(path, SIDE, self.frame_rate)
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
         return moving_check.check(media, self.condition(prompt))

@@ -156,7 +156,7 @@ class WorldModality(Modality):
         write_lossless(path, media, FPS)
 
     def load(self, path: Path) -> np.ndarray:
-        return read_video(path, FRAME[:2])
+        return read_video(path, FRAME[:2], self.frame_rate)
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
         return check_clip(np.asarray(media), _ids(prompt))

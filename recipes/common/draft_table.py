@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gen.core.sampler import resolve_sampler
+from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.pipeline.pipeline import load
 from gen.samplers.causal.drafters.trimmed import TokenTable, write_table
@@ -47,12 +48,14 @@ def count(texts: list[list[int]], size: int, successors: int) -> TokenTable:
     return TokenTable(counts, kept)
 
 
-def texts_of(tokens: Tensor, eos_token_id: int | None) -> list[list[int]]:
-    """List the tokens [N, T] of every row, up to its eos token."""
-    rows = tokens.tolist()
-    if eos_token_id is None:
+def texts_of(tokens: Tensor, space: TokenSpace) -> list[list[int]]:
+    """List the tokens [N, T] of every row, up to its end."""
+    ends = space.is_end(tokens).long()
+    kept = ends.cumsum(1) - ends == 0
+    rows = [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
+    if space.eos_token_id is None:
         return rows
-    return [[*row, eos_token_id][: [*row, eos_token_id].index(eos_token_id) + 1] for row in rows]
+    return [row if row[-1] in space.row_ends else [*row, space.eos_token_id] for row in rows]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     target = pipe.target(*resolve_sampler(SAMPLER), pipe.plan(prompts[:1]))
     assert isinstance(target.model, ModelAdapter)
-    texts = texts_of(out.tokens.cpu(), target.space.eos_token_id)
+    texts = texts_of(out.tokens.cpu(), target.space)
     table = count(texts, target.legal.shape[-1], args.successors)
     write_table(args.out, table, target.model.model)
     print(f"{args.out}: {int(table.counts.sum()):,} tokens of {len(texts):,} outputs")

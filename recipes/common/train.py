@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,43 @@ def fast_bfloat16(device: torch.device | str = "cpu") -> bool:
     return torch.device(device).type != "cpu" or on_cpu
 
 
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model without its frozen parameters."""
+    frozen = _frozen(model)
+    return {k: v for k, v in model.state_dict().items() if k not in frozen}
+
+
+def load_trained(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load what ``trained_state`` returned; frozen parameters stay.
+
+    Raises:
+        RuntimeError: the state is another model's.
+    """
+    names = _frozen(model)
+    frozen = {k: v for k, v in model.state_dict().items() if k in names}
+    model.load_state_dict({**frozen, **state})
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """Names of parameters that are not trained."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, p in named if not p.requires_grad}
+
+
 class Average:
-    """Exponential moving average of parameters and buffers, with the usual warm-up of its decay."""
+    """Exponential moving average of trained parameters and of buffers, with the usual warm-up of
+    its decay."""
 
     def __init__(self, model: nn.Module, decay: float = 0.998):
         self.decay, self.steps = decay, 0
-        self.state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+        self.state = {k: v.detach().clone() for k, v in trained_state(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Add the model's present weights."""
         self.steps += 1
         d = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        for k, v in model.state_dict().items():
+        for k, v in trained_state(model).items():
             if v.dtype.is_floating_point:
                 self.state[k].lerp_(v, 1 - d)
             else:
@@ -252,4 +276,4 @@ def fit_average(
     model: nn.Module, batches: Iterator, loss_fn: Loss, config: TrainConfig, **options: Any
 ) -> None:
     """Train a model as ``fit`` does, and load the average of its weights into it."""
-    model.load_state_dict(fit(model, batches, loss_fn, config, **options).state)
+    load_trained(model, fit(model, batches, loss_fn, config, **options).state)

@@ -212,11 +212,9 @@ class Teacher:
         return torch.cat(rows)
 
     def until_end(self, tokens: Tensor) -> Tensor:
-        """Weigh positions 1 up to the eos token and 0 behind it: float [n, T]."""
-        eos = self.target.space.eos_token_id
-        if eos is None:
-            return torch.ones(tokens.shape)
-        return ((tokens == eos).cumsum(1) - (tokens == eos).long() == 0).float()
+        """Weigh positions 1 up to the end and 0 behind it: float [n, T]."""
+        ended = self.target.space.is_end(tokens).long()
+        return (ended.cumsum(1) - ended == 0).float()
 
     def label(self, items: Tensor, tokens: Tensor, weight: Tensor | None = None) -> Sequences:
         """Run the model over sequences and store what it says of them.
@@ -224,7 +222,7 @@ class Teacher:
         Args:
             items: number of each sequence's item, long [n].
             tokens: long [n, T].
-            weight: float [n, T]; None weighs all positions up to the eos token 1.
+            weight: float [n, T]; None weighs all positions up to the end 1.
         """
         weight = self.until_end(tokens) if weight is None else weight
         parts: list[Sequences] = []

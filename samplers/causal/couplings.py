@@ -18,7 +18,7 @@ its verification, and the token verifier is exact. ``gumbel`` commits what seque
 the same noise gives, token for token.
 
 Where rows may end, the next iterate is drawn from p_j given that it is not the end, and q_j is that
-distribution (``without_eos``). A drafted end would say nothing: where it is right, its row is over
+distribution (``without_ends``). A drafted end would say nothing: where it is right, its row is over
 whether it was drafted or not; where it is wrong, what the model makes of the positions behind it is
 worth nothing.
 
@@ -28,6 +28,8 @@ whatever the verifier, so x_j ~ q_j stays true.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -196,15 +198,15 @@ class Gumbel(Coupling):
         return Verdict(accepted, ids)
 
 
-def without_eos(logprobs: Tensor, end: int | None) -> Tensor:
+def without_ends(logprobs: Tensor, ends: Sequence[int]) -> Tensor:
     """The distribution [..., V], log-probabilities or a bool for what is legal, given that it is
-    not the end; itself where there is nothing else."""
-    if end is None:
+    no end; itself where there is nothing else."""
+    if not ends:
         return logprobs
-    rest = logprobs.clone()
-    if logprobs.dtype == torch.bool:
-        rest[..., end] = False
+    rest, is_legal = logprobs.clone(), logprobs.dtype == torch.bool
+    for end in ends:  # a few, and an index on the device would be copied there
+        rest[..., end] = False if is_legal else -torch.inf
+    if is_legal:
         return torch.where(rest.any(-1, keepdim=True), rest, logprobs)
-    rest[..., end] = -torch.inf
     total = rest.logsumexp(-1, keepdim=True)
     return torch.where(total.isneginf(), logprobs, rest - total)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gen.core.token_space import TokenSpace
 from gen.models.targets.base import StepOutput, legal_at
-from gen.samplers.causal.couplings import Coupling, without_eos
+from gen.samplers.causal.couplings import Coupling, without_ends
 from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.host import to_device
@@ -123,7 +123,7 @@ class JacobiDrafter(Windowed):
 
     def _legal(self, positions: Tensor) -> Tensor:
         """Look up the tokens that may be drafted at positions [b, n]: bool [b, n, V]."""
-        return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
+        return without_ends(legal_at(self.legal, positions), self.space.ends)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         logp = output.logprobs
@@ -135,7 +135,7 @@ class JacobiDrafter(Windowed):
         proposal, compares = self.proposal, self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
-        next_logprobs = said = without_eos(logp, self.space.eos_token_id)
+        next_logprobs = said = without_ends(logp, self.space.ends)
         if self.trend:
             next_logprobs = self._extrapolated(said)
         verdict = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.models.targets.base import StepOutput
-from gen.samplers.causal.couplings import without_eos
+from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.host import to_device
@@ -75,11 +76,12 @@ class ProactiveDrafter(JacobiDrafter):
         room = self.room
         if self.exact:
             chain.logq = chain.logq.double()
-        q = torch.nn.functional.pad(chain.mass(), (0, 0, 0, self.tree_levels))  # [b, L + levels, V]
+        logq = torch.where(chain.kind[..., None] == ROW, chain.logq, chain.mass().log())
+        q = F.pad(logq, (0, 0, 0, self.tree_levels), value=-torch.inf)  # [b, L + levels, V]
         (b, length), levels = chain.tokens.shape, self.tree_levels
         column = torch.arange(max(length, levels), device=q.device).expand(b, -1)
-        ids = torch.nn.functional.pad(chain.tokens, (0, column.shape[1] - length))
-        there = torch.nn.functional.pad(self.drafted, (0, column.shape[1] - length))
+        ids = F.pad(chain.tokens, (0, column.shape[1] - length))
+        there = F.pad(self.drafted, (0, column.shape[1] - length))
         there = there & (column + 1 < room)
         head = slice(0, levels)
         tokens, parents, depth, exists = [ids[:, head]], [column[:, head] - 1], [], [there[:, head]]
@@ -92,10 +94,10 @@ class ProactiveDrafter(JacobiDrafter):
             following: list[list[int]] = [[] for _ in level]
             for turn in range(self.tree_width):
                 first = 0 if turn else 1  # the chain has its child already
-                active = (alive & (rest.sum(-1) > 0))[:, first:]
+                active = (alive & ~rest.isneginf().all(-1))[:, first:]
                 new_depth = torch.full_like(above[:, first:], number + 1)
-                key, logq = node_positions(step, new_depth, size), rest[:, first:].log()
-                drawn = step.rng.categorical(logq, step.rows, key, "draft", step.round, active)
+                key, left = node_positions(step, new_depth, size), rest[:, first:]
+                drawn = step.rng.categorical(left, step.rows, key, "draft", step.round, active)
                 for index, children in enumerate(following):
                     children.append(size + index - first if index >= first else number)
                 for parts, new in zip(
@@ -119,7 +121,7 @@ class ProactiveDrafter(JacobiDrafter):
             parts.append(new)
         behind += range(levels + 1, column.shape[1] + 1)
         self.chain = [*range(levels), *range(size, size + tail.shape[1])][:length]
-        logq = q.index_select(1, self._columns([0, *behind], column)[0]).log()
+        logq = q.index_select(1, self._columns([0, *behind], column)[0])
         every, above = torch.cat(tokens, 1), torch.cat(parents, 1)
         exists, depth = torch.cat(exists, 1), torch.cat(depth, 1)
         random = torch.ones_like(exists)
@@ -139,7 +141,7 @@ class ProactiveDrafter(JacobiDrafter):
         self.init.accept(step, verdict)
         accepted = verdict.num_accepted
         columns = self._columns([0, *(c + 1 for c in self.chain)], chain.tokens)[0]
-        following = without_eos(logp.index_select(1, columns), self.space.eos_token_id)
+        following = without_ends(logp.index_select(1, columns), self.space.ends)
         ids = self._continued(step, chain.tokens, following, accepted)
         width = length + 1
         inside = accepted[:, None] + torch.arange(1, width + 1, device=logp.device)
@@ -163,9 +165,9 @@ class ProactiveDrafter(JacobiDrafter):
         chance = TOKEN.chance(chain, logprobs[:, :length])
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted
         rest = torch.cat([TOKEN.residual(chain, logprobs[:, :length]), logprobs[:, length:]], 1)
-        moved = past & ~torch.nn.functional.pad(kept, (0, 1))
+        moved = past & ~F.pad(kept, (0, 1))
         new = step.rng.categorical(rest, rows, at, "redraft", step.round, moved)
-        return torch.where(moved, new, torch.nn.functional.pad(drafts, (0, 1)))
+        return torch.where(moved, new, F.pad(drafts, (0, 1)))
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         super().observe(step, num_accepted, num_drafted)

@@ -89,7 +89,7 @@ class MaskedWindow(Drafter):
         self.room, width = to_device(step.room, device), min(self.size, max(left.tolist()))
         self.offset = torch.arange(self.size, device=device)
         self.known = self.filled != MASKED
-        eos = self._first_eos(self.filled)
+        eos = self._first_end(self.filled)
         exists = (self.offset < to_device(left, device)[:, None]) & (self.offset <= eos[:, None])
         self.known = self.known & exists
         # 2. Filled tokens first, then masks, then what does not exist
@@ -126,7 +126,7 @@ class MaskedWindow(Drafter):
         # that is complete
         computed, known = leading(self.known), leading(filled != MASKED)
         end = to_device(self._ends(step) - step.starts, ids.device)
-        complete = (known >= end) | (self._first_eos(filled) < known)
+        complete = (known >= end) | (self._first_end(filled) < known)
         leave = torch.where(complete, known, computed + (known > computed).long())
         leave = torch.minimum(leave, self.room)
         # 3. The window begins behind them
@@ -143,12 +143,10 @@ class MaskedWindow(Drafter):
         path = self.draft.parents if self.draft.parents is None else self.draft.parents + 1
         return Verdict(computed, tokens, path, leave, columns)
 
-    def _first_eos(self, filled: Tensor) -> Tensor:
-        """Find the first filled eos token of each window, long [b]; W where there is none."""
-        eos = self.target.space.eos_token_id
-        if eos is None:
-            return torch.full_like(filled[:, 0], self.size)
-        return torch.where(filled == eos, self.offset, self.size).amin(1)
+    def _first_end(self, filled: Tensor) -> Tensor:
+        """Find the first filled end of each window, long [b]; W where there is none."""
+        is_end = self.target.space.is_end(filled)
+        return torch.where(is_end, self.offset, self.size).amin(1)
 
     def _ends(self, step: CausalStep) -> np.ndarray:
         """Look up how many tokens each row may have, int64 [b]."""

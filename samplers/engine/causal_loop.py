@@ -261,7 +261,7 @@ class CausalRun(SteppableRun):
         # 5. The one copy to the host, which decides about the course of the rows
         outcome = self.to_host(step, draft, verdict, output)
         self.drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
-        # 6. Commit the accepted drafts and the token after them, up to the eos token
+        # 6. Commit the accepted drafts and the token after them, up to the end of the row
         self.truncate_at_end(outcome)
         self.commit(step, verdict, outcome)
         self.record(step, verdict, outcome, output)
@@ -436,7 +436,7 @@ class CausalRun(SteppableRun):
         )
 
     def truncate_at_end(self, outcome: Outcome) -> None:
-        """Cut what is committed off behind the first eos token or stop."""
+        """Cut what is committed off behind the first end or stop."""
         if self.eos_token_id is None:
             return
         accepted, committed = outcome.num_accepted, outcome.num_committed
@@ -516,7 +516,7 @@ class CausalRun(SteppableRun):
         Args:
             step: context of the step.
             verdict: verdict about the drafts.
-            outcome: outcome of the step, cut off at the eos token.
+            outcome: outcome of the step, cut off at the end of the row.
             output: outcome of the forward pass.
         """
         items, recorder, columns = self.slots.items, self.recorder, outcome.num_columns

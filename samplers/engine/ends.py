@@ -1,4 +1,4 @@
-"""Ends of rows: the eos token, a stop, or the last token that an item may have."""
+"""Ends of rows: a token that ends them, a stop, or the last token that an item may have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RowEnds:
 
     def __init__(self, target: Target):
         space = target.space
-        self.eos_token_id, self.stops, self.limits = space.eos_token_id, space.stops, target.limits
+        self.token_ids, self.stops, self.limits = space.row_ends, space.stops, target.limits
         self.prefix = [] if space.prefix is None else space.prefix.tolist()
         self.states: dict[int, int] = {}  # of each item's stops
 
@@ -38,7 +38,8 @@ class RowEnds:
             Int64 [b]; 0 where the row goes on.
         """
         column = np.arange(tokens.shape[1])
-        found = tokens == self.eos_token_id
+        several = len(self.token_ids) > 1  # comparing to one takes less time
+        found = np.isin(tokens, self.token_ids) if several else tokens == self.token_ids[0]
         if self.limits is not None:
             found = found | (start[:, None] + column + 1 >= self.limits[items][:, None])
         found = found & (column < committed[:, None])

@@ -197,9 +197,7 @@ class SearchState:
         self.num_made = np.zeros(target.items, dtype=np.int64)
         self.recorder = StatsRecorder(target.items, trace)
         self.num_steps = 0
-        space = target.space
-        has_end = space.eos_token_id is not None
-        self.ends = frozenset((*space.ends, *space.stop_token_ids) if has_end else ())
+        self.ends = frozenset(target.space.row_ends)
         if target.limits is not None:
             raise GenError(
                 "max_new_tokens differs between items, and a search of hypotheses takes one number;"

@@ -30,7 +30,7 @@ class Outputs:
     """
 
     def __init__(self, target: CausalTarget):
-        self.eos_token_id = target.space.eos_token_id
+        self.space = target.space
         self.tokens = torch.full((target.items, target.length), NONE, device=target.device)
         self.active: np.ndarray = np.zeros(0, dtype=np.int64)
         self.left: np.ndarray = self.active
@@ -42,14 +42,14 @@ class Outputs:
         return self.left
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        """Note what a step commits, up to the eos token."""
+        """Note what a step commits, up to the end of the row."""
         length, most = self.tokens.shape[1], verdict.tokens.shape[1]
         column = torch.arange(most, device=verdict.tokens.device)
         at = step.start[:, None] + column
         known = (column <= verdict.num_accepted[:, None]) & (at < length)
-        if self.eos_token_id is not None:
-            is_eos = (verdict.tokens == self.eos_token_id) & known
-            known = known & (is_eos.long().cumsum(1) - is_eos.long() == 0)
+        if self.space.row_ends:
+            is_end = self.space.is_end(verdict.tokens) & known
+            known = known & (is_end.long().cumsum(1) - is_end.long() == 0)
         lines = F.pad(self.tokens[step.rows], (0, 1), value=NONE)
         lines.scatter_(1, torch.where(known, at, length), verdict.tokens)
         self.tokens[step.rows] = lines[:, :length]

@@ -309,10 +309,9 @@ def _accepted(stats: Stats) -> int:
 
 
 def num_tokens(tokens: Tensor, target: Target) -> list[int]:
-    """Count the tokens of each row [N, T(, C)], up to and including the eos token."""
-    space = target.space
-    if space.eos_token_id is None:
+    """Count the tokens of each row [N, T(, C)], up to and including its end."""
+    if tokens.ndim > 2:
         return [tokens.shape[1]] * len(tokens)
-    is_end = tokens == space.eos_token_id
+    is_end = target.space.is_end(tokens)
     first = torch.where(is_end.any(1), is_end.long().argmax(1) + 1, tokens.shape[1])
     return first.tolist()

@@ -56,7 +56,7 @@ class Recursive(TreeVerifier):
         b, length = tree.tokens.shape
         first = first_with_path(tree) if tree.draws == WITH_REPLACEMENT else None
         at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
-        p, q = logp[:, 0].exp(), tree.logq[:, 0].to(logp.dtype).exp()
+        p, q = logp[:, 0], tree.logq[:, 0].to(logp.dtype)  # their logarithms, as all below
         for column in range(length):
             parent = tree.parents[:, column]
             parent = parent if first is None else representative(first, parent)
@@ -65,32 +65,48 @@ class Recursive(TreeVerifier):
                 continue
             ids = tree.tokens[:, column, None]
             if tree.other_roots is not None:
-                q = tree.drawn_from(column).to(p.dtype).exp()
-            own = torch.zeros_like(p).scatter(1, ids, 1.0)
-            drawn_from = torch.where(tree.random[:, column, None], q, own)
-            chance = (p.gather(1, ids) / drawn_from.gather(1, ids))[:, 0]
+                q = tree.drawn_from(column).to(p.dtype)
+            drawn_from = torch.where(tree.random[:, column, None], q, point(p, ids))
+            chance = (p - drawn_from).gather(1, ids)[:, 0].clamp_max(0).exp().nan_to_num(0.0)
             here = torch.full_like(at, column)
-            kept = coins(step, tree, here, chance.clamp_max(1).nan_to_num(0.0), turn)
+            kept = coins(step, tree, here, chance, turn)
             lost = (turn & ~kept)[:, None]
             p = torch.where(lost, residual(p, drawn_from), p)
             if tree.draws == WITHOUT_REPLACEMENT:
                 q = torch.where(lost & tree.random[:, column, None], without(q, ids), q)
             here = here if first is None else first[:, column]
             at = torch.where(kept, here, at)
-            p = torch.where(kept[:, None], node(logp, here).exp(), p)
-            q = torch.where(kept[:, None], node(tree.logq, here).to(p.dtype).exp(), q)
-        return at, p.log()
+            p = torch.where(kept[:, None], node(logp, here), p)
+            q = torch.where(kept[:, None], node(tree.logq, here).to(p.dtype), q)
+        return at, p
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Compute norm((p - q)+) [b, V]; where it is empty, p."""
-    rest = (p - q).clamp_min_(0)
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, p)
+def point(logp: Tensor, ids: Tensor) -> Tensor:
+    """Return the log of a distribution [b, V] that is 1 at ids [b, 1]; ``logp`` [b, V] gives the
+    type."""
+    return torch.full_like(logp, -torch.inf).scatter(1, ids, 0.0)
 
 
-def without(q: Tensor, ids: Tensor) -> Tensor:
-    """Compute norm(q without ids [b, 1]), [b, V]; zeros where nothing is left."""
-    rest = q.scatter(1, ids, 0.0)
-    total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / total, rest)
+def excess(logp: Tensor, logq: Tensor) -> Tensor:
+    """Compute log (p - q)+ of logarithms [b, V]; -inf where there is no p."""
+    less = logq - logp
+    # of NaN, which both at -inf give, the comparison is false
+    return torch.where(less < 0, logp + (-torch.expm1(less)).log(), -torch.inf)
+
+
+def residual(logp: Tensor, logq: Tensor) -> Tensor:
+    """Compute log norm((p - q)+) of log-probabilities [b, V]; where it is empty, ``logp``."""
+    rest = excess(logp, logq)
+    total = rest.logsumexp(-1, keepdim=True)
+    return torch.where(total > -torch.inf, rest - total, logp)
+
+
+def without(logq: Tensor, ids: Tensor) -> Tensor:
+    """Compute log norm(q without ids [b, 1]), [b, V]; -inf where nothing is left.
+
+    What is left of a sharp distribution has less mass than the type can tell from 0, and the next
+    sibling was drawn from it all the same: probabilities would lose it.
+    """
+    rest = logq.scatter(1, ids, -torch.inf)
+    total = rest.logsumexp(-1, keepdim=True)
+    return torch.where(total > -torch.inf, rest - total, rest)

@@ -25,7 +25,7 @@ from gen.core.method import Limit, method
 from gen.core.registry import register
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
-from gen.samplers.verifiers.recursive import without
+from gen.samplers.verifiers.recursive import excess, point, without
 from gen.samplers.verifiers.tree import TreeVerifier, coins, contexts, node
 
 
@@ -51,8 +51,8 @@ class Traversal(TreeVerifier):
     def walk(self, step, tree, logp):
         b, length = tree.tokens.shape
         row = torch.arange(b, device=logp.device)
-        joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P of every node
-        p, q = logp.exp(), tree.logq.to(logp.dtype).exp()
+        joint = torch.zeros(b, length + 1, dtype=logp.dtype, device=logp.device)  # log P of nodes
+        p, q = logp.clone(), tree.logq.to(logp.dtype, copy=True)  # logarithms too, as all below
         at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
         end, found = at, torch.zeros(b, dtype=torch.bool, device=logp.device)
         visited = torch.zeros_like(tree.exists)
@@ -71,25 +71,24 @@ class Traversal(TreeVerifier):
             ids = tree.tokens.gather(1, column[:, None])
             parent = parents.gather(1, column[:, None])[:, 0]
             p_above, q_above = node(p, parent), node(q, parent)
-            own = torch.zeros_like(p_above).scatter(1, ids, 1.0)
             random = tree.random.gather(1, column[:, None])
-            q_child, above = torch.where(random, q_above, own), node(joint, parent)
-            ratio = (p_above.gather(1, ids) / q_child.gather(1, ids))[:, 0]
-            down = (above * ratio).clamp_max(1).nan_to_num(0.0)
+            q_child = torch.where(random, q_above, point(p_above, ids))
+            above = node(joint, parent)
+            ratio = (p_above - q_child).gather(1, ids)[:, 0]
+            down = (above + ratio).clamp_max(0).nan_to_num(-torch.inf, neginf=-torch.inf)
             joint[row, column + 1] = torch.where(entering, down, node(joint, column))
-            kept = coins(step, tree, column, node(joint, column), leaving)
+            kept = coins(step, tree, column, node(joint, column).exp(), leaving)
             end, found = torch.where(kept, column, end), found | kept
             lost = leaving & ~kept
-            rest = torch.where(above[:, None] > 0, above[:, None] * p_above - q_child, 0)
-            rest = rest.clamp_min_(0)
-            total = rest.sum(1)
-            less = torch.where(total[:, None] > 0, rest / total[:, None], p_above)
+            rest = excess(above[:, None] + p_above, q_child)
+            total = rest.logsumexp(1)
+            less = torch.where(total[:, None] > -torch.inf, rest - total[:, None], p_above)
             p[row, parent + 1] = torch.where(lost[:, None], less, p_above)
-            share = total + 1 - above
-            share = torch.where(share > 0, total / share, 1.0)
+            whole = torch.logaddexp(total, (-torch.expm1(above)).log())  # log(S + 1 - P)
+            share = torch.where(whole > -torch.inf, total - whole, 0.0)
             joint[row, parent + 1] = torch.where(lost, share, above)
             if tree.draws == WITHOUT_REPLACEMENT:
                 drop = lost[:, None] & random
                 q[row, parent + 1] = torch.where(drop, without(q_above, ids), q_above)
             at = torch.where(entering, child, torch.where(lost, parent, at))
-        return end, node(p, end).log()
+        return end, node(p, end)

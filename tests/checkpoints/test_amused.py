@@ -119,6 +119,7 @@ def test_the_model_is_told_width_height_and_score_in_this_order(folder, theirs):
 @pytest.mark.parametrize(
     "sampler", ["amused", "maskgit", "halton", "maskgit_remask", "exact_speculative"]
 )
+@pytest.mark.thinned(2)
 def test_samplers_make_images_and_an_item_does_not_depend_on_its_batch(pipe, sampler):
     spec = {"name": sampler} if sampler == "exact_speculative" else {"name": sampler, "steps": 4}
     out = pipe(PROMPTS, sampler=spec, seed=5)

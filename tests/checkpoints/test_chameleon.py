@@ -159,6 +159,7 @@ def test_logits_are_those_of_the_model_and_its_head(kind, pipes, references):
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi"])
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, references):
     rows = [words_of(kind, p) for p in PROMPTS[:count]]
     width = max(map(len, rows))
@@ -217,6 +218,7 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
 
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi", "scd_mc"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_samplers_make_images_of_the_size_that_was_asked_for(kind, sampler, pipes):
     pipe = pipes[kind]
     out = pipe(PROMPTS[:2], sampler=sampler, num_samples=2, seed=3)

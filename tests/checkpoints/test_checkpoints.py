@@ -65,6 +65,7 @@ def test_logits_are_those_of_the_class(folder):
 
 
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi"])
+@pytest.mark.thinned(3)
 def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, sampler):
     pipe = gen.load("text", model=folder, dtype="float64", max_new_tokens=POSITIONS)
     checkpoint = pipe.modality.checkpoint

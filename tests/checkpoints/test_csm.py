@@ -188,6 +188,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(pipe):
 @pytest.mark.parametrize(
     "sampler", ["autoregressive", "speculative_jacobi", "scd_mc", "typical", "speculative"]
 )
+@pytest.mark.thinned(2)
 def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
     spec = {"name": sampler, "draft_model": str(folder)} if sampler == "speculative" else sampler
     out = pipe(PROMPTS[:2], sampler=spec, seed=1)

@@ -127,6 +127,7 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
 
 @pytest.mark.parametrize("modality", ("image", "video"))
 @pytest.mark.parametrize("sampler", ("autoregressive", "speculative_jacobi", "scd_mc"))
+@pytest.mark.thinned(3)
 def test_samplers_make_media_of_the_asked_size(pipes, modality, sampler, tmp_path):
     out = pipes[modality](PROMPTS[:2], sampler=sampler, seed=1)
     size, space = SIZE[modality], pipes[modality].bound(pipes[modality].model)[1].space

@@ -91,6 +91,7 @@ def test_causal_logits_are_the_models_own(folders):
         ("causal", "speculative_jacobi"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_samplers_make_images_and_an_item_does_not_depend_on_its_batch(folders, name, sampler):
     pipe = load(folders[name])
     out = pipe(["3", "class 0", "2"], sampler=sampler, seed=3)

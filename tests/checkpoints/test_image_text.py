@@ -86,6 +86,7 @@ def answers(pipe, prompts, sampler: str = "autoregressive", **more) -> list[list
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.thinned(6)
 def test_greedy_answers_are_those_of_generate_alone_and_in_a_padded_batch(pipes, family, sampler):
     pipe = pipes[family]
     checkpoint = pipe.modality.checkpoint
@@ -115,6 +116,7 @@ def test_swapped_images_and_a_missing_image_change_the_answer(pipes, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.thinned(3)
 def test_drawn_answers_do_not_depend_on_the_batch_or_the_sampler(pipes, family):
     pipe, prompts = pipes[family], [given(*asked) for asked in ASKED]
     settings = {"temperature": 1.0, "guidance_scale": 1.5, "repetition_penalty": 1.2}

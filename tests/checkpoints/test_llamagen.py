@@ -258,6 +258,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi"])
+@pytest.mark.thinned(2)
 def test_greedy_images_are_those_of_a_plain_loop_alone_and_in_a_batch(folder, sampler, scale):
     pipe = gen.load("image", model=folder, **OPTIONS)
     prompts = {"3": 3, "class 7": 7, "0": 0, "Class 9": 9}
@@ -346,6 +347,7 @@ def test_guided_distributions_of_captions_equal_the_plain_ones(text_folder):
 @pytest.mark.parametrize(
     "sampler", ["autoregressive", "speculative_jacobi", "sjd", "scd_mc", "lantern", "gsd"]
 )
+@pytest.mark.thinned(3)
 def test_samplers_make_images_of_the_size_asked_for(folder, sampler):
     pipe = gen.load("image", model=folder, **OPTIONS)
     out = pipe(["1", "2"], sampler=sampler, seed=3)

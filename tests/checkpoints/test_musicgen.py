@@ -74,6 +74,7 @@ def ours(pipe, prompts, sampler, sampling):
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "four"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.thinned(2)
 def test_greedy_codes_are_those_of_their_own_loop(prompts, scale, pipe, music):
     want = theirs(music, prompts, scale)
     assert want.shape == (len(prompts), Q, T) and len(want.unique()) > 8
@@ -189,6 +190,7 @@ def test_rows_that_leave_the_batch_do_not_touch_the_others(pipe):
     "sampler",
     ["autoregressive", "speculative_jacobi", "scd_mc", "typical", "lantern_pp", "speculative"],
 )
+@pytest.mark.thinned(3)
 def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
     spec = {"name": sampler, "draft_model": str(folder)} if sampler == "speculative" else sampler
     out = pipe(PROMPTS[:2], sampler=spec, seed=1)

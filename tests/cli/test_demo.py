@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gen.cli.demo import COMPARED, batch_seconds, summary
+from gen.__main__ import main
+from gen.cli import demo
+from gen.cli.demo import COMPARED, summary
 from gen.config.job import load_config
 from gen.store.ledger import CHECK, MANIFEST
 from tests.support.ledgers import write_rows
-
-BATCH = {"autoregressive": 0.75, "speculative_jacobi": 0.5, "maskgit": 0.25}
 
 
 @pytest.fixture
@@ -47,10 +46,10 @@ def folder(tmp_path):
 
 
 def test_the_summary_has_five_lines_that_count_what_is_in_the_folder(folder):
-    lines = summary(folder, BATCH)
+    lines = summary(folder)
     assert len(lines) == 5
     assert lines[0].startswith("2 images from the same prompts and seeds")
-    assert "256 forward passes" in lines[1] and "1.50 s   0.75 s each in a batch" in lines[1]
+    assert lines[1] == "  autoregressive       256 forward passes   2 of 2 as prompted"
     assert lines[2].endswith("2 of 2 as prompted, 2 of 2 the same images")
     assert lines[3].endswith("1 of 2 as prompted")
     assert lines[4] == "7 outputs of 2 modalities: 6 of 7 as prompted"
@@ -59,7 +58,7 @@ def test_the_summary_has_five_lines_that_count_what_is_in_the_folder(folder):
 def test_an_image_that_differs_is_not_counted_as_the_same(folder):
     row = json.loads((folder / MANIFEST).read_text().splitlines()[3])
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / row["file"])
-    assert summary(folder, BATCH)[2].endswith("1 of 2 the same images")
+    assert summary(folder)[2].endswith("1 of 2 the same images")
 
 
 def test_the_packaged_job_starts_with_what_the_summary_compares():
@@ -69,6 +68,30 @@ def test_the_packaged_job_starts_with_what_the_summary_compares():
     assert entries[0].prompts == entries[1].prompts == entries[2].prompts
 
 
-def test_a_batch_is_timed_per_image():
-    entry = replace(load_config("demo").entries[2], prompts=["a red circle", "a blue ring"])
-    assert entry.sampler["name"] == "maskgit" and 0 < batch_seconds(entry) < 60
+def test_the_summary_tells_no_time_of_a_single_run(folder):
+    assert not any("1.5" in line or " s " in line for line in summary(folder))
+
+
+@pytest.mark.parametrize(
+    ("argv", "out"),
+    [
+        (["--out", "D"], "D"),
+        (["--out", "2026", "seed=7"], "2026"),
+        (["out=E"], "E"),
+        ([], "out/demo"),
+    ],
+)
+def test_the_files_go_where_the_command_says(argv, out, monkeypatch):
+    ran = []
+
+    def run_job(job, **_):
+        ran.append(job.out)
+        return {"pending": 1}  # as if it had been stopped
+
+    monkeypatch.setattr(demo, "run_job", run_job)
+    assert main(["demo", *argv]) == demo.STOPPED and ran == [out]
+
+
+def test_two_folders_are_refused(capsys):
+    assert main(["demo", "--out", "D", "out=E"]) == 2
+    assert "out comes as --out 'D' and as 'out=E'" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 
 import pytest
 import torch
@@ -62,17 +62,44 @@ def test_versions_are_compared_as_packaging_compares_them(monkeypatch, found, wa
     monkeypatch.setattr(doctor, "requires", lambda _: lines)
     monkeypatch.setattr(doctor, "installed", lambda name: found if name == "torch" else None)
     problems: list[str] = []
-    assert list(doctor._packages(problems)) == ["torch"]
+    assert list(doctor._packages(problems, [])) == ["torch"]
     assert (problems == []) is fit, problems
 
 
-def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(monkeypatch):
-    def unknown(_):
-        raise PackageNotFoundError
+@pytest.fixture
+def uninstalled(monkeypatch):
+    """gen without an installed distribution."""
+    plain = metadata.distribution
 
-    monkeypatch.setattr(doctor, "requires", unknown)
+    def distribution(name):
+        if name == "gen-toolkit":
+            raise metadata.PackageNotFoundError(name)
+        return plain(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+
+
+def test_doctor_reads_the_requirements_of_the_checkout_that_gen_runs_from(
+    uninstalled, capsys, monkeypatch
+):
+    monkeypatch.setattr(doctor, "try_import", lambda name: "works")
+    code, report = main(["doctor", "--json"]), json.loads(capsys.readouterr().out)
+    assert code == 0 and report["gen"] == "0+unknown"
+    assert report["packages"]["torch"] == torch.__version__ and len(report["packages"]) > 10
+    assert any("runs from the checkout" in note for note in report["notes"])
+    plain = doctor.installed  # control: a package that the checkout requires is too old
+    monkeypatch.setattr(
+        doctor, "installed", lambda name: "2.0.1" if name == "torch" else plain(name)
+    )
+    assert main(["doctor"]) == 1 and "torch is 2.0.1; expected" in capsys.readouterr().out
+
+
+def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(
+    uninstalled, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(doctor, "PROJECT", tmp_path / "pyproject.toml")
     problems: list[str] = []
-    assert doctor._packages(problems) == {} and "gen is not installed" in problems[0]
+    assert doctor._packages(problems, []) == {} and "gen is not installed" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +107,7 @@ def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(monkeypa
     [
         ("works", True, None),
         ("absent", False, "is refused: pip install"),
+        ("absent", True, None),  # scipy resamples
         ("present but its extension cannot load (x)", True, "gen resamples with its Python part"),
         ("present but its extension cannot load (x)", False, "is refused"),
     ],

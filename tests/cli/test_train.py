@@ -35,7 +35,9 @@ def test_from_a_folder_of_images_to_a_sample(count, tmp_path, monkeypatch, capsy
     config = "configs/train/image-quick.yaml"
     assert main(["train", config, "out=E", *keys]) == 0  # the data are D by default
     said = capsys.readouterr()
-    assert "model: E/model" in said.out and f"step {steps}/{steps}" in said.err
+    assert "model: E/model" in said.out
+    assert said.out.splitlines()[-1] == "use: gen sample image PROMPT --model E/model"
+    assert f"step {steps}/{steps}" in said.err
     log = [json.loads(x) for x in Path("E/log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"] - (1.0 if count == 200 else 0.3)
     assert "validation" in log[-1] and "<svg" in Path("E/index.html").read_text()

@@ -208,7 +208,7 @@ def test_all_parts_are_exercised():
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(21)
 def test_contract(name, check):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     check(bench(sampler.protocol, model_for(sampler)), sampler, sampling)
@@ -218,7 +218,7 @@ def test_contract(name, check):
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
 )
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(11)
 def test_contract_with_the_embedded_architecture(name):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench(sampler.protocol, "llama")

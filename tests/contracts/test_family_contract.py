@@ -97,11 +97,12 @@ def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
             family_of(files, other)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_samplers_write_media_that_can_be_read_and_a_second_run_makes_nothing(case, pipe, tmp_path):
     check_media(case, pipe, tmp_path, case.samplers)
 
 
+@pytest.mark.thinned(3)
 def test_an_item_alone_is_the_item_of_a_batch(case, pipe):
     check_alone(case, pipe, case.samplers[0])
 
@@ -117,6 +118,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(case, family):
     assert "\n" not in said
 
 
+@pytest.mark.thinned(3)
 def test_without_its_weights_there_is_one_error_that_names_the_folder(case, tmp_path):
     wrong = {}
     for lost in [[file] for file in case.weights] + [case.weights]:
@@ -130,6 +132,7 @@ def test_without_its_weights_there_is_one_error_that_names_the_folder(case, tmp_
         )
 
 
+@pytest.mark.thinned(3)
 def test_weights_that_are_cut_off_are_one_error(case, tmp_path):
     broken = case.copied(tmp_path / "cut")
     for file in case.weights:
@@ -151,7 +154,7 @@ def listed(name: str, key: str, said: str) -> bool:
     return any(re.search(rf"(?<![\w]){re.escape(s)}(?!\w)", said) for s in spellings)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_missing_extra_and_mis_shaped_weights_are_listed(name, case, tmp_path):
     broken, over = case.copied(tmp_path / "spoiled"), PASSED_OVER.get(name, {})
     seen = set()
@@ -185,6 +188,7 @@ def test_missing_extra_and_mis_shaped_weights_are_listed(name, case, tmp_path):
     assert seen == set(over)  # what is said to be passed over is there
 
 
+@pytest.mark.thinned(3)
 def test_a_vocabulary_smaller_than_the_codebook_is_one_error(name, case, tmp_path):
     if name in NO_VOCABULARY:
         assert not load(case).bound(str(case.path))[2].codebooks, NO_VOCABULARY[name]

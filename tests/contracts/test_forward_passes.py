@@ -204,6 +204,7 @@ def write(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", jobs())
+@pytest.mark.thinned(9)
 def test_a_sampler_takes_no_more_forward_passes_than_it_took(name):
     assert not (problem := verdict("closed", name, jobs()[name](), held())), problem
 

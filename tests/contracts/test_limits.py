@@ -38,6 +38,7 @@ def run(spec: dict):
 
 
 @pytest.mark.parametrize("name", [n for n, p in PRESETS.items() if p.limit.equals in KINDS])
+@pytest.mark.thinned(3)
 def test_positions_per_forward_pass(name):
     out = run(at_limit(name))
     least = POSITIONS // KINDS[PRESETS[name].limit.equals]
@@ -45,6 +46,7 @@ def test_positions_per_forward_pass(name):
 
 
 @pytest.mark.parametrize("name", [n for n, p in PRESETS.items() if p.limit.equals in EVERY])
+@pytest.mark.thinned(3)
 def test_a_simpler_preset(name):
     limit = PRESETS[name].limit
     steps = {k: v for k, v in at_limit(name).items() if k in ("steps", "gap_threshold")}

@@ -20,6 +20,7 @@ WRONG = {
     "logit_bias": ([1], {"": 1}, {1.5: 1}, {-1: 1}, {1: "x"}, {1: float("nan")}, {1: float("inf")}),
     "min_new_tokens": (-1, 2.0, True),
     "max_new_tokens": (0, 2.0, True, "9"),
+    "max_length": (0, 2.0, True, "9"),
     "stop": ("", [""], [3], {"a": 1}, 5.0, b"x"),
     "stop_token_ids": ([-1], ["x"], 1.5, [True]),
     "logits_processor": ([1], "f", {"f": 1}, 3.0),
@@ -53,6 +54,7 @@ def test_values_are_plain_and_survive_json():
         stop="END",
         stop_token_ids=7,
         max_new_tokens=5,
+        max_length=9,
         structured={"regex": "[0-9]+"},
     )
     assert given.bad_words == ("a", (1, 2)) and given.stop == ("END",)

@@ -57,13 +57,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW_PAGES = (
     "bench",
     "benchmarks-gpu",
+    "checkpoints",
     "drafts",
+    "editing",
     "image",
+    "interop",
     "latents",
+    "lattice",
     "masked",
     "motion",
     "results",
     "sampling",
+    "scales",
     "scorers",
     "search",
     "speech",
@@ -316,7 +321,7 @@ CONFIGS = sorted(p for p in (ROOT / "configs").glob("*/*.yaml") if p.parent.name
     "config",
     [
         pytest.param(
-            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 24 else []
+            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 48 else []
         )
         for i, p in enumerate(CONFIGS)
     ],

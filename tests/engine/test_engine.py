@@ -265,12 +265,13 @@ def test_rows_are_admitted_as_memory_allows(pipes):
 
 
 def test_edits_and_continuations_are_those_of_a_call(pipes, engine):
-    source = pipes["image"]("a red circle", "maskgit", seed=0).media[0]
+    maskgit = {"name": "maskgit", "steps": 3}
+    source = pipes["image"]("a red circle", maskgit, seed=0).media[0]
     mask = Image.new("L", source.size, 0)
     mask.paste(255, (0, 0, 32, 64))
     start = EditSpec(source, mask)
-    made = engine.submit("image", "a blue circle", "maskgit", seed=1, start=start).result(60)
-    alone = pipes["image"]("a blue circle", "maskgit", seed=1, source=source, mask=mask)
+    made = engine.submit("image", "a blue circle", maskgit, seed=1, start=start).result(60)
+    alone = pipes["image"]("a blue circle", maskgit, seed=1, source=source, mask=mask)
     assert plain(made.media[0]) == plain(alone.media[0])
 
 

@@ -61,26 +61,28 @@ def chain(verifier: str, **params):
 
 
 @pytest.mark.parametrize(("verifier", "pair", "end"), cases(VERIFIERS, PAIRS, ENDS))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_every_verifier_of_a_draft_model(verifier, pair, end):
     sampler = chain(verifier, num_speculative_tokens=2)
     assert error(sampler, PAIRS[pair], space_of(3, ENDS[end]), SamplingParams()) < EXACT
 
 
 @pytest.mark.parametrize(("verifier", "policy", "pair"), cases(EXACT_ONES, POLICIES, PAIRS))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_every_length_policy(verifier, policy, pair):
     sampler = chain(verifier, policy=policy, num_speculative_tokens=3, confidence_threshold=0.6)
     assert error(sampler, PAIRS[pair], space_of(3, True), COLD) < EXACT
 
 
 @pytest.mark.parametrize(("coupling", "pair", "end"), cases(COUPLINGS, PAIRS, ENDS))
+@pytest.mark.thinned(3)
 def test_every_coupling_of_jacobi(coupling, pair, end):
     sampler = jacobi(coupling=coupling, window=3)
     assert error(sampler, PAIRS[pair], space_of(3, ENDS[end]), SamplingParams()) < EXACT
 
 
 @pytest.mark.parametrize(("coupling", "init"), cases(COUPLINGS, INITS))
+@pytest.mark.thinned(3)
 def test_every_initialiser_of_jacobi(coupling, init):
     for pair in ("target_ends", "holes"):
         sampler = jacobi(coupling=coupling, init=init, window=3)
@@ -91,6 +93,7 @@ def test_every_initialiser_of_jacobi(coupling, init):
     ("verifier", "coupling"),
     cases(RELAXED, [name for name in COUPLINGS if name != "gumbel"]),
 )
+@pytest.mark.thinned(2)
 def test_every_relaxed_verifier_of_every_coupling_without_relaxation(verifier, coupling):
     sampler = relaxed(verifier=verifier, relaxation=0, coupling=coupling, window=3)
     assert error(sampler, PAIRS["draft_ends"], space_of(3, True), SamplingParams()) < EXACT

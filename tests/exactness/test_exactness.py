@@ -155,7 +155,7 @@ def test_autoregressive_distribution(sampling):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_jacobi_distribution_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
     sampling, ids = (
@@ -169,7 +169,7 @@ def test_jacobi_distribution_for_every_window(coupling, window):
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 def test_jacobi_distribution_for_every_initialiser(coupling, init):
     """A draft model that corrects the iterate has many more outcomes; three tokens are enough."""
     sampler = jacobi(coupling=coupling, window=3, init=init)
@@ -179,13 +179,14 @@ def test_jacobi_distribution_for_every_initialiser(coupling, init):
 
 @pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_jacobi_distribution_for_every_distribution(coupling, sampling):
     assert causal_error(jacobi(coupling=coupling, window=3), sampling, space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(9)
 def test_jacobi_distribution_where_legal_ids_depend_on_the_place(coupling, init):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     space = TokenSpace((3,), 4, legal)
@@ -355,6 +356,7 @@ def llama_runs(items: int, sampling: SamplingParams):
 
 
 @pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
+@pytest.mark.thinned(3)
 def test_gumbel_gives_the_tokens_of_autoregression(sampling):
     run = tabular_runs(60, sampling)
     expected = run(autoregressive())
@@ -379,6 +381,7 @@ def test_a_window_of_one_is_plain_autoregression(coupling):
 
 
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(2)
 def test_at_temperature_zero_every_coupling_gives_the_argmax_tokens(coupling):
     """Distributions of one id leave no choice: whatever is drafted, verified and redrawn."""
     run = tabular_runs(30, SamplingParams(temperature=0.0))
@@ -471,6 +474,7 @@ def registry_order(name: str, grid: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("sampling", [SamplingParams(), COMBINED], ids=["plain", "combined"])
 @pytest.mark.parametrize("order", ["random", "halton", "raster"])
 @pytest.mark.parametrize(("grid", "ids"), [((3,), 3), ((2, 2), 2)])
+@pytest.mark.thinned(3)
 def test_one_place_per_step_is_sequential_decoding(order, grid, ids, sampling):
     sampler = masked_iterative(steps=math.prod(grid), order=order, schedule="linear")
     assert masked_error(sampler, sampling, space_of(grid, ids, masked=True)) < EXACT

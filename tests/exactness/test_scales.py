@@ -191,6 +191,7 @@ def test_two_passes_in_a_fixed_order_have_the_distribution_of_the_schedule(sampl
 
 @pytest.mark.parametrize("judged", [1, 2, 3, 4])
 @pytest.mark.parametrize("order", ["raster", "halton"])
+@pytest.mark.thinned(3)
 def test_scale_draft_samples_the_refining_chain(order, judged):
     sampling = CASES["filters"]
     model = model_of(TabularRefinedScales, sampling)

@@ -51,6 +51,21 @@ def test_the_state_of_a_generator_decides_and_goes_on(image):
     )
 
 
+def test_parameters_of_the_sampler_are_arguments(image):
+    found = image(CIRCLE, sampler="maskgit", steps=2, generator=seeded()).images
+    assert image.output.stats[0].nfe < image.pipe(CIRCLE, "maskgit", seed=0).stats[0].nfe
+    assert same(found, image(CIRCLE, generator=seeded(), **QUICK).images)
+    for given, message in (
+        ({"steps": 2, **QUICK}, "num_inference_steps is 2 and sampler.steps 2"),
+        ({"sampler": {"name": "maskgit", "steps": 2}, "steps": 3}, "got steps 2, and steps is 3"),
+        ({"sampler": "maskgit", "stepz": 3}, "unknown keyword 'stepz'. Did you mean 'steps'"),
+        ({"sampler": "maskgit", "height": 3}, "unknown keyword 'height'"),
+        ({"sampler": "maskgit", "num_videos_per_prompt": 3}, "Did you mean 'num_images_per_prompt"),
+    ):
+        with pytest.raises(GenError, match=message):
+            image(CIRCLE, **given)
+
+
 def test_items_are_those_of_the_pipeline_with_the_drawn_seeds(image):
     out = image([CIRCLE, RING], num_images_per_prompt=2, generator=seeded(3), **QUICK)
     assert [i.prompt for i in image.output.items] == [CIRCLE, CIRCLE, RING, RING]

@@ -26,6 +26,13 @@ def policy() -> Policy:
     return made
 
 
+def test_parameters_of_the_sampler_are_arguments(policy):
+    with pytest.raises(GenError, match="unknown keyword 'stepz'. Did you mean 'steps'"):
+        Policy(policy.pipeline, "maskgit", stepz=3)
+    made = Policy(policy.pipeline, "maskgit", steps=3, temperature=0.5)
+    assert made.sampler == {"name": "maskgit", "steps": 3} and made.sampling.temperature == 0.5
+
+
 def observation(policy: Policy) -> dict:
     """Observation that the policy takes."""
     situation = policy.pipeline.plan(["push the block"], 1, 0)[0].condition

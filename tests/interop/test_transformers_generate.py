@@ -3,6 +3,7 @@ the padding and the streams of transformers itself."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -65,6 +66,30 @@ def ours(model, ids=IDS, **settings):
     return own(model, ids, custom_generate=transformers_generate, **settings)
 
 
+def test_parameters_of_the_sampler_are_arguments(llama):
+    more = {"return_dict_in_generate": True, "seed": 3, "do_sample": True}
+    spec = {"name": "speculative_jacobi", "window": 1, "coupling": "maximal"}
+    wanted = ours(llama, sampler=spec, **more)
+    found = ours(llama, sampler=spec["name"], window=1, coupling="maximal", **more)
+    assert torch.equal(found.sequences, wanted.sequences)
+    passes = [s.nfe for s in wanted.stats]
+    assert [s.nfe for s in found.stats] == passes
+    usual = ours(llama, window=1, coupling="maximal", **more)
+    assert torch.equal(usual.sequences, wanted.sequences)
+    named = functools.partial(transformers_generate, sampler="speculative_jacobi", window=1)
+    partial = own(llama, custom_generate=named, coupling="maximal", **more)
+    assert torch.equal(partial.sequences, wanted.sequences)
+    plain = ours(llama, sampler=spec["name"], **more)
+    assert sum(passes) > sum(s.nfe for s in plain.stats)  # control
+    for given, message in (
+        ({"sampler": spec, "window": 2}, "got window 1, and window is 2 among the keywords"),
+        ({"sampler": "autoregressive", "window": 2}, "unknown keyword 'window'"),
+        ({"sampler": "speculative_jacobi", "num_beams": 2}, "cannot honour num_beams=2"),
+    ):
+        with pytest.raises(GenError, match=message):
+            ours(llama, **given)
+
+
 # --- the same ids
 
 
@@ -76,7 +101,7 @@ def ours(model, ids=IDS, **settings):
         {"name": "speculative_jacobi", "window": 5, "coupling": "maximal"},
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_greedy_ids_are_those_of_generate_alone_and_in_a_padded_batch(model, sampler):
     for rows in (IDS, IDS[:1], IDS[1:2]):
         for ends in (3, None):

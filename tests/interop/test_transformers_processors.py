@@ -167,6 +167,7 @@ EVERY = [(name, case, n) for name in CONFIGS for case in SETTINGS for n in range
 
 
 @pytest.mark.parametrize(("name", "case", "number"), FAST)
+@pytest.mark.thinned(3)
 def test_greedy_ids_are_those_of_generate_alone_and_in_a_padded_batch(
     nets, draft, name, case, number
 ):

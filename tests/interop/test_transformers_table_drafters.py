@@ -23,6 +23,7 @@ def generated(model, **more):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_greedy_ids_are_those_of_generate(llama, name):
     more = {"custom_generate": transformers_generate, "return_dict_in_generate": True}
     out = generated(llama, sampler=name, **more)

@@ -175,7 +175,7 @@ def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tupl
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", ["new", "overwrite"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(
     ground, name, layout, number
 ):

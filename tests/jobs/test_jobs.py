@@ -311,6 +311,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("point", ["os.replace", "os.fsync", "Journal.add", "generate"])
 @pytest.mark.parametrize("after", range(7))
+@pytest.mark.thinned(3)
 def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeypatch, point, after):
     count = 0
 

@@ -173,7 +173,7 @@ def again(out, folder, *, change=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_medium_of_stored_tokens_is_the_sampled_one(case, tmp_path):
     modality, model, prompt, sampler, how = CASES[case]
     pipe = gen.load(modality, model, dtype=how.get("dtype", "float32"))

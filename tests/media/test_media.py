@@ -79,8 +79,10 @@ def test_a_wave_that_is_none_is_not_written(tmp_path, bad):
     assert not (tmp_path / "a.wav").exists()
 
 
-def test_a_sound_that_is_not_what_is_needed_is_refused(tmp_path):
+def test_a_sound_that_is_not_what_is_needed_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.wav"
+    for package in ("torchaudio", "scipy", "scipy.signal"):  # they would resample
+        monkeypatch.setitem(sys.modules, package, None)
     refused(lambda: read_wav(path, RATE), "a.wav does not exist")
     refused(lambda: read_wav(tmp_path, RATE), "is a folder")
     write_wav(path, wave(), 44_100)
@@ -209,7 +211,7 @@ def test_a_video_that_is_not_what_is_needed_is_refused(tmp_path):
     refused(lambda: read_video(path, (32, 32)), "48x48", "expected 32x32", "ffmpeg")
     refused(lambda: read_video(path, (96, 96)), "48x48", "expected 96x96")
     refused(lambda: read_video(path, (24, 48)), "48x48", "expected 48x24")
-    refused(lambda: read_video(path, fps=24), "has 8 frames per second", "expected 24", "ffmpeg")
+    assert np.array_equal(read_video(path, fps=24), read_video(path).repeat(3, 0))
     assert read_video(path, (12, 12), 8.0).shape == (16, 12, 12, 3)
     path.write_bytes(b"hello" * 100)
     refused(lambda: read_video(path), "cannot be read", "expected a whole video")

@@ -149,7 +149,7 @@ def test_fast_ids_are_refused_where_places_are_filled_in_any_order(pipes, work, 
     ],
     ids=lambda x: x if isinstance(x, str) else x["name"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_samplers_make_chunks_under_guidance_too(kind, sampler, pipes):
     sharp = {"temperature": 0.05}  # untrained models are nearly uniform
     plain, same, guided = (

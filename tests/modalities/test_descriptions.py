@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
+from PIL import Image
 
 import gen
 from gen.media.given import read_media
+from gen.media.resample import resample
+from gen.media.video import write_lossless
 from gen.modalities.audio import balls
 from gen.modalities.audio.captions import parse
 from gen.modalities.audio.description import caption_of, check_caption
@@ -68,6 +72,7 @@ def images() -> list[dict]:
     "sampler",
     ["autoregressive", "speculative_jacobi", "scd_mc", "beam_search", "superposed_decoding"],
 )
+@pytest.mark.thinned(2)
 def test_the_captioner_of_images_describes_them_with_every_kind_of_sampler(sampler):
     pipe = gen.load("text", device="cpu")
     greedy = {} if sampler in ("beam_search", "superposed_decoding") else {"top_k": 1}
@@ -85,3 +90,25 @@ def test_descriptions_of_a_batch_whose_rows_are_replaced_are_those_of_each_alone
             alone = pipe([asked[0]] * n + [one], sampler, seed=5)
             assert alone.media[n] == batch.media[n]
     assert len(set(batch.media)) > 4  # control
+
+
+def test_a_file_is_described_as_it_is_shown(tmp_path):
+    """A photo that is stored upside down, a clip at twice the frame rate, a sound at 48 kHz."""
+    pixels = shapes.draw(shapes.parse("a small green ring at the top"), np.random.default_rng(0))
+    exif = Image.Exif()
+    exif[274] = 3
+    Image.fromarray(pixels[::-1, ::-1].copy()).save(tmp_path / "photo.png", exif=exif)
+    write_lossless(tmp_path / "clip.mkv", SCENES[0].frames().repeat(2, 0), 2 * balls.FPS)
+    wave = resample(SCENES[0].wave()[:, None], balls.RATE, 48_000)
+    soundfile.write(tmp_path / "sound.wav", wave, 48_000, "FLOAT")
+    pipe = gen.load("text", device="cpu")
+    asked = [("image", "photo.png"), ("video", "clip.mkv"), ("audio", "sound.wav")]
+    found, true = [], [{"image": pixels}, {"video": SCENES[0].frames()}]
+    for part, name in asked:
+        given = {"text": "describe", part: str(tmp_path / name)}
+        found += pipe([given], "autoregressive", seed=0, top_k=1).media
+    for text, medium in zip(found, true, strict=False):
+        given = {"text": "describe", **medium}
+        assert [text] == pipe([given], "autoregressive", seed=0, top_k=1).media
+    assert found[0] == "a small green ring at the top"
+    assert parse(found[1]) == parse(found[2]) == SCENES[0].caption()

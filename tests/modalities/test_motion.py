@@ -232,6 +232,7 @@ def test_a_masked_row_is_as_long_as_was_drawn_first_in_any_batch_and_the_call_co
     ],
 )
 @pytest.mark.parametrize("frames", [32, 60, 196])
+@pytest.mark.thinned(3)
 def test_frames_say_how_long_results_are(kind, sampler, frames, pipes):
     with ending_soon(pipes[kind]) as end:
         out = pipes[kind](PROMPTS[:2], sampler, frames=frames)
@@ -383,6 +384,7 @@ def test_files_and_media_that_are_no_motion_are_refused(name, content, words, pi
         ("lower :8, upper 100:112", [(slice(2), LEGS), (slice(25, 28), ARMS)]),
     ],
 )
+@pytest.mark.thinned(3)
 def test_an_edit_keeps_every_code_outside_its_span(span, anew, pipes, clip):
     pipe, held = pipes["masked"], codes_of(pipes["masked"], clip)
     touched = torch.zeros(held.shape, dtype=torch.bool)

@@ -155,7 +155,6 @@ def test_loudness_and_silence_at_the_end_do_not_count():
 
 
 def test_a_sound_of_another_rate_is_resampled():
-    pytest.importorskip("torchaudio.functional")
     from gen.media.resample import resample
 
     higher = resample(sound()[:, None], synth.RATE, 48_000)[:, 0]

@@ -146,13 +146,12 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
     ("modality", "sampler"),
     [
         ("speech", JACOBI),
-        ("speech", "autoregressive"),
-        ("video", "autoregressive"),
+        slowly("speech", "autoregressive"),
+        slowly("video", "autoregressive"),
         ("video", {"name": "frame_blocks", "steps": 2}),
     ],
     ids=IDS,
 )
-@pytest.mark.thinned(2)
 def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_passes(modality, sampler, pipes):
     """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding
     of video is not among them: the first frame holds nearly all that is left to chance, and takes
@@ -215,7 +214,7 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
 @pytest.mark.parametrize(
     ("modality", "sampler"),
     [
-        ("speech", JACOBI),
+        slowly("speech", JACOBI),
         slowly("speech", "autoregressive"),
         ("video", {"name": "frame_blocks", "steps": 2}),
     ],
@@ -240,7 +239,8 @@ def test_what_is_continued_after_its_own_tokens_is_the_same_again(
 def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp_path, monkeypatch):
     import soundfile
 
-    monkeypatch.setitem(sys.modules, "torchaudio", None)  # it would resample
+    for package in ("torchaudio", "scipy", "scipy.signal"):  # they would resample
+        monkeypatch.setitem(sys.modules, package, None)
 
     speech, video = (lambda p, n=name: pipes[n](PROMPTS[n][0], prefix=p) for name in PROMPTS)
     wave, clip = medium("speech"), medium("video")

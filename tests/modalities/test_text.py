@@ -150,6 +150,7 @@ def test_a_model_of_another_vocabulary_is_refused(work, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "sampler"), KINDS, ids=NAMES)
+@pytest.mark.thinned(2)
 def test_every_sample_is_a_text_and_the_same_alone_as_in_a_batch(pipes, kind, sampler):
     pipe = pipes[kind]
     out = pipe(PROMPTS, sampler, num_samples=3, seed=1, batch_size=12)

@@ -8,9 +8,17 @@ import sys
 import peft
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import gen
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.models.load.hub import HubOptions
 
@@ -32,6 +40,7 @@ SHAPE = dict(
     eos_token_id=2,
 )
 PROMPTS = ["w1 he ran on", "abc"]
+TEMPLATE = "{% for m in messages %}{{ bos_token + m['content'] + eos_token }}{% endfor %}"
 GREEDY = {"seed": 0, "temperature": 0, "logprobs": 1}
 
 
@@ -93,7 +102,7 @@ def test_the_tokenizer_is_the_one_of_the_file(tmp_path):
     assert len(tokenizer) == 64
 
 
-def test_a_file_of_a_folder_is_chosen_by_name_and_saved_with_the_pipeline(tmp_path):
+def test_a_file_of_a_folder_is_chosen_by_name(tmp_path):
     folder = tmp_path / "models"
     folder.mkdir()
     for name, quantized in (("f32.gguf", False), ("q8_0.gguf", True)):
@@ -105,11 +114,62 @@ def test_a_file_of_a_folder_is_chosen_by_name_and_saved_with_the_pipeline(tmp_pa
     plain = load(folder, gguf_file="f32.gguf")
     other = plain(PROMPTS, sampler="autoregressive", **GREEDY)
     assert other.logprobs != out[0].logprobs  # control
-    for number, pipe in enumerate(pipes):
-        saved = pipe.save_pretrained(tmp_path / f"saved-{number}")
-        assert [p.name for p in saved.rglob("*.gguf")] == ["q8_0.gguf"]
-        again = gen.load(saved)(PROMPTS, sampler="autoregressive", **GREEDY)
-        assert again.logprobs == out[0].logprobs
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_saved_pipeline_is_a_folder_of_safetensors_that_others_load(dtype, tmp_path):
+    fields = {"general.license": "apache-2.0", "tokenizer.chat_template": TEMPLATE}
+    file = tiny_gguf.write(tiny("llama"), tmp_path / "tiny.gguf", True, fields=fields)
+    how = {"chat": True, "dtype": dtype, "max_new_tokens": 6}
+    pipe = gen.load("text", model=file, **how)
+    out = pipe(PROMPTS, sampler="autoregressive", **GREEDY)
+    saved = pipe.save_pretrained(tmp_path / "saved")
+    file.unlink()
+    assert {p.suffix for p in saved.rglob("*")} == {".json", ".safetensors", ".md", ".jinja"}
+    assert "license: apache-2.0" in (saved / "README.md").read_text()
+    again = gen.load(saved)
+    assert again.modality.checkpoint.chat and str(again.dtype) == f"torch.{dtype}"
+    repeated = again(PROMPTS, sampler="autoregressive", **GREEDY)
+    assert repeated.logprobs == out.logprobs and torch.equal(repeated.tokens, out.tokens)
+    other, tokenizer = (x.from_pretrained(saved) for x in (AutoModelForCausalLM, AutoTokenizer))
+    assert str(other.dtype) == f"torch.{dtype}"
+    for prompt, tokens in zip(PROMPTS, out.tokens, strict=True):
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=False
+        )
+        assert ids[0].tolist() == pipe.modality.checkpoint.prompt(prompt)
+        want = other.generate(ids, do_sample=False, max_new_tokens=6)[0, ids.shape[1] :]
+        assert tokens[: len(want)].tolist() == want.tolist()
+    other.model.embed_tokens.weight.data.neg_()  # control: other weights, other tokens
+    assert other.generate(ids, do_sample=False, max_new_tokens=6)[0, -6:].tolist() != want.tolist()
+
+
+def test_ends_and_sampling_of_the_file_are_those_of_the_generation_config(tmp_path):
+    fields = {
+        "general.sampling.temp": 0.7, "general.sampling.top_k": 5,
+        "general.sampling.penalty_repeat": 1.1, "general.sampling.mirostat": 2,
+        "tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 2,
+    }  # fmt: skip
+    said = {
+        "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.1, "mirostat": 2,
+        "do_sample": True, "eos_token_id": [2, 5],
+    }  # fmt: skip
+    file = tiny_gguf.write(tiny("llama"), tmp_path / "tiny.gguf", fields=fields)
+    assert CheckpointFiles.find(file).json("generation_config.json") == said
+    pipe = load(file)
+    own = pipe.modality.checkpoint.model.generation_config
+    assert {key: getattr(own, key) for key in said if key != "mirostat"} == {
+        key: value for key, value in said.items() if key != "mirostat"
+    }
+    stops = pipe.modality.checkpoint.frontend
+    assert set(stops.ends) == {2, 5}
+    # a file beside it comes first, and one without ends has those of its tokenizer
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert CheckpointFiles.find(file).json("generation_config.json") == {**said, "temperature": 0.5}
+    (tmp_path / "plain").mkdir()
+    plain = tiny_gguf.write(tiny("llama"), tmp_path / "plain" / "tiny.gguf")
+    assert CheckpointFiles.find(plain).json("generation_config.json") == {"eos_token_id": [2]}
 
 
 def test_weights_of_a_file_can_be_quantised_and_adapted(tmp_path):

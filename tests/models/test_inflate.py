@@ -75,6 +75,7 @@ def worst(small: nn.Module, large: nn.Module) -> float:
 
 @pytest.mark.parametrize("parameters", [60_000, 250_000, 1_500_000])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_logits_are_those_of_the_small_model(kind, parameters):
     for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         small = make(kind, dtype)
@@ -87,6 +88,7 @@ def test_logits_are_those_of_the_small_model(kind, parameters):
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.thinned(2)
 def test_logits_of_models_of_the_zoo(name):
     config = read_config(name)
     small = AutoModelForCausalLM.from_pretrained(locate(name), dtype=torch.float64)

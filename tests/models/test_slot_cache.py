@@ -189,6 +189,7 @@ def worst_error(
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thinned(3)
 def test_equals_recomputation(name, seed):
     assert worst_error(build(name, seed), seed=seed) <= EXACT
 
@@ -203,6 +204,7 @@ def test_equals_recomputation_with_plain_attention():
 
 @pytest.mark.parametrize("layer", [AppendingLayer, KeepingLayer])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thinned(3)
 def test_other_caches_do_not(name, layer):
     assert worst_error(build(name), layer) > 1e3 * WRONG
 

@@ -101,6 +101,7 @@ def branch(parents: torch.Tensor, column: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*NETS, *FAMILIES])
+@pytest.mark.thinned(2)
 def test_every_branch_is_the_sequence_it_stands_for(name, tmp_path):
     model = adapter(name, tmp_path)
     assert isinstance(model, TreeModel)

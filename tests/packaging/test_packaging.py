@@ -111,4 +111,7 @@ def test_no_second_source_of_packages():
         "torchaudio" in d
         for d in project["dependencies"] + project["optional-dependencies"]["test"]
     )
-    assert any("torchaudio" in d for d in project["optional-dependencies"]["audio"])
+    extras = project["optional-dependencies"]
+    assert [name for name in extras if any("torchaudio" in d for d in extras[name])] == [
+        "torchaudio"
+    ]

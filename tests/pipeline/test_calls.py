@@ -14,6 +14,7 @@ import torch
 
 import gen
 from gen.core.errors import GenError, WrongType
+from gen.core.registry import registry
 from gen.models.load import libraries
 from gen.models.load.locate import pick_device, pick_dtype, stored_dtype
 from gen.pipeline import arguments, models
@@ -53,6 +54,69 @@ def test_a_call_without_a_seed_draws_one_and_records_it(text, monkeypatch):
     a = text(SORT).seeds
     torch.manual_seed(5)
     assert text(SORT).seeds == a
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords"),
+    [
+        ("speculative_jacobi", {"window": 1}),
+        ("speculative_jacobi", {"window": np.int64(1), "temperature": 0.7, "n": 2}),
+        ("maskgit", {"num_inference_steps": 3}),  # another name of its parameter
+    ],
+)
+def test_parameters_of_the_sampler_are_keywords_of_a_call(text, name, keywords):
+    given = {k: v for k, v in keywords.items() if k in ("window", "num_inference_steps")}
+    rest = {k: v for k, v in keywords.items() if k not in given}
+    wanted = text(TASKS, {"name": name, **{k: int(v) for k, v in given.items()}}, seed=1, **rest)
+    found = text(TASKS, name, seed=1, **keywords)
+    assert torch.equal(found.tokens, wanted.tokens) and found.spec == wanted.spec
+    assert [s.nfe for s in found.stats] == [s.nfe for s in wanted.stats]
+    plain = text(TASKS, name, seed=1, **rest)
+    assert [s.nfe for s in found.stats] != [s.nfe for s in plain.stats]  # control
+    streamed = list(text.stream(TASKS, name, seed=1, **keywords))
+    assert "".join(c.media for c in streamed if c.item.index == 0) == wanted.texts[0]
+
+
+def test_parameters_without_a_sampler_are_those_of_the_usual_one(text):
+    assert text(SORT, window=2).spec == {**text(SORT).spec, "window": 2}
+
+
+CLASHES = {
+    "twice": (
+        {"sampler": {"name": "speculative_jacobi", "window": 3}, "window": 2},
+        "got window 3, and window is 2 among the keywords",
+    ),
+    "two names": (
+        {"sampler": "maskgit", "steps": 2, "num_inference_steps": 3},
+        "names of the same parameter, steps",
+    ),
+    "count": ({"sampler": "best_of", "n": 2}, "n is 2, and both .* 'best_of' .*num_samples=2"),
+    "stop": (
+        {"sampler": "masked_iterative", "stop": "filled"},
+        "stop is 'filled', and both the call and .*'stop': 'filled'} for the sampler",
+    ),
+    "object": (
+        {"sampler": registry.get("sampler", "speculative_jacobi")(window=4), "window": 2},
+        "the sampler is an object with parameters of its own",
+    ),
+    "typo": ({"sampler": "speculative_jacobi", "windw": 2}, "'windw'. Did you mean 'window'"),
+    "of another": ({"sampler": "autoregressive", "window": 2}, "unknown keyword 'window'"),
+    "value": ({"sampler": "speculative_jacobi", "window": 0}, "sampler.window is 0; expected"),
+}
+
+
+@pytest.mark.parametrize("case", CLASHES)
+def test_a_clash_of_keywords_is_named(text, case):
+    given, message = CLASHES[case]
+    with pytest.raises(GenError, match=message):
+        text(SORT, **given)
+
+
+def test_an_argument_of_the_call_that_no_sampler_could_mean_stays_one(text):
+    assert len(text(SORT, "maskgit", stop=["filled"], seed=0)) == 1  # texts, not the parameter
+    assert len(text(SORT, "best_of", num_samples=2, seed=0)) == 2
+    assert len(text(SORT, {"name": "best_of", "n": 3}, n=2, seed=0)) == 2
+    assert len(text(SORT, registry.get("sampler", "best_of")(n=3), n=2, seed=0)) == 2
 
 
 class Endless:

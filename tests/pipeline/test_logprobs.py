@@ -23,7 +23,10 @@ def test_every_token_has_its_text_and_the_most_probable_ones(text):
     out = text(PROMPT, "speculative_jacobi", num_samples=2, seed=0, logprobs=2)
     for row, tokens, stats in zip(out.logprobs, out.tokens.tolist(), out.stats, strict=True):
         assert [token.token_id for token in row] == tokens[: stats.tokens]
-        assert [token.text for token in row] == [*out.texts[0].split(), "<end>"]
+        *words, end = [token.text for token in row]
+        assert "".join(words) == out.texts[0] and len(words) == 3 and end == "<end>"
+        assert b"".join(t.text_bytes for t in row[:-1]).decode() == out.texts[0]
+        assert row[-1].text_bytes is None
         for token in row:
             assert len(token.top) == len(token.top_texts) == 2
             assert dict(token.top)[token.token_id] == token.logprob  # greedy: among the first
@@ -36,7 +39,7 @@ def test_batches_are_joined_and_given_tokens_have_none(text):
     out = text([PROMPT, "sort 2 1 ="], "autoregressive", seed=0, batch_size=1, logprobs=0)
     assert [len(row) for row in out.logprobs] == [stats.tokens for stats in out.stats]
     begun = text(PROMPT, "speculative_jacobi", prefix="1 ", seed=0, logprobs=0)
-    assert begun.logprobs[0][0] is None and begun.logprobs[0][1].text == "2"
+    assert begun.logprobs[0][0] is None and begun.logprobs[0][1].text == " 2"
     assert text(PROMPT, "autoregressive", seed=0).logprobs is None
 
 
@@ -47,7 +50,7 @@ def test_a_job_stores_them_beside_each_item(tmp_path):
         run_job(make_job(told, where="a test"))
     (path,) = tmp_path.glob("with/0*.json")
     logprobs = json.loads(path.read_text())["logprobs"]
-    assert [token["text"] for token in logprobs] == ["1", "2", "3", "<end>"]
+    assert [token["text"] for token in logprobs] == ["1", " 2", " 3", "<end>"]
     assert all(token["logprob"] <= 0 and len(token["top"]) == 1 for token in logprobs)
     (path,) = tmp_path.glob("without/0*.json")
     assert "logprobs" not in json.loads(path.read_text())

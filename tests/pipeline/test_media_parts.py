@@ -44,7 +44,11 @@ def test_prompts_for_different_models_are_refused_together(pipe, source):
         pipe([edit, "a red circle"], seed=0)
 
 
-@pytest.mark.parametrize("sampler", ["maskgit", "halton", "mar", "next_scale_masked"])
+@pytest.mark.parametrize(
+    "sampler",
+    [*({"name": name, "steps": 3} for name in ("maskgit", "halton", "mar")), "next_scale_masked"],
+    ids=str,
+)
 def test_an_edit_alone_is_the_edit_in_a_batch(pipe, source, sampler):
     other = shapes.draw(shapes.parse("a small green ring at the top"), np.random.default_rng(5))
     edits = [

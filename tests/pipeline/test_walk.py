@@ -91,8 +91,14 @@ def pipe():
     return loaded
 
 
-def test_the_way_to_tokens_is_short(pipe):
-    stops, seen = walk(lambda: pipe("a small blue ring"), TOKENS)
+@pytest.fixture(scope="module")
+def way(pipe):
+    """Stops and landmarks on the way to tokens."""
+    return walk(lambda: pipe("a small blue ring"), TOKENS)
+
+
+def test_the_way_to_tokens_is_short(way):
+    stops, seen = way
     stops = [("load", "gen/pipeline/pipeline.py"), *stops]
     listing = "\n".join(f"{n:3} {name:40} {file}" for n, (name, file) in enumerate(stops, 1))
     print(listing)
@@ -107,8 +113,8 @@ def listed() -> list[Stop]:
     return [(name, file) for name, file in rows]
 
 
-def test_the_page_lists_the_stops_of_today(pipe, tmp_path):
-    stops, _ = walk(lambda: pipe("a small blue ring"), TOKENS)
+def test_the_page_lists_the_stops_of_today(pipe, way, tmp_path):
+    stops, _ = way
     out = pipe("a small blue ring")
     bound = pipe.bound(out.model)
 
@@ -117,8 +123,9 @@ def test_the_page_lists_the_stops_of_today(pipe, tmp_path):
         pipe.modality.save(media, tmp_path / "a.png", {})
 
     to_tokens = [("load", "gen/pipeline/pipeline.py"), *stops]
-    assert listed() == [*to_tokens, *walk(to_file, FILE)[0]]
-    assert listed()[:-1] != [*to_tokens, *walk(to_file, FILE)[0]]  # control: a row less is seen
+    of_today = [*to_tokens, *walk(to_file, FILE)[0]]
+    assert listed() == of_today
+    assert listed()[:-1] != of_today  # control: a row less is seen
 
 
 def test_a_prompt_is_parsed_once(pipe):
@@ -126,7 +133,8 @@ def test_a_prompt_is_parsed_once(pipe):
     original = pipe.modality.condition
     pipe.modality.condition = lambda prompt: parsed.append(prompt) or original(prompt)
     try:
-        pipe(["a red circle", "a small blue ring"], num_samples=2, batch_size=1)
+        few = {"name": "maskgit", "steps": 2}
+        pipe(["a red circle", "a small blue ring"], few, num_samples=2, batch_size=1)
         assert parsed == ["a red circle", "a small blue ring"]
         pipe.plan("a red circle")  # control: the count sees a further parse
         assert len(parsed) == 3
@@ -147,8 +155,8 @@ def test_the_way_from_tokens_to_a_file_is_short(pipe, tmp_path):
     assert seen == set(FILE) and len(stops) <= 6
 
 
-def test_control_a_longer_way_is_seen(pipe):
-    short, _ = walk(lambda: pipe("a small blue ring"), TOKENS)
+def test_control_a_longer_way_is_seen(pipe, way):
+    short, _ = way
     planned, _ = walk(lambda: list(pipe.plan("a red circle")), TOKENS)
     assert ("PreparedModels.run", "gen/pipeline/prompted.py") in short
     assert ("PreparedModels.run", "gen/pipeline/prompted.py") not in planned and planned

@@ -101,6 +101,7 @@ def test_what_has_no_bound_is_refused(k, draws, says):
     [(v, d) for v in ("recursive", "traversal") for d in KINDS if (v, d) != ("traversal", KINDS[3])]
     + [("k_seq", WITH_REPLACEMENT)],
 )
+@pytest.mark.thinned(3)
 def test_no_verifier_accepts_more(verifier, draws, k):
     """One draft of the target with the most probable tokens and a random one meets its bound."""
     space, sampling = space_of((2,), 4), SAMPLING_CASES["plain"]

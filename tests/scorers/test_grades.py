@@ -118,6 +118,7 @@ def outcomes(name: str, grade: Callable[[Any, str], float] | None = None) -> np.
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_a_grade_is_one_exactly_where_the_checker_passes_and_never_outside_0_and_1(name):
     grades, passed = outcomes(name).T
     assert ((grades >= 0) & (grades <= 1)).all()

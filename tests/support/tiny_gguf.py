@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -26,6 +27,7 @@ def write(
     arch: str | None = None,
     scaling: str | None = None,
     parts: int | None = None,
+    fields: Mapping[str, str | float | int] | None = None,
     **extra,
 ) -> Path:
     """Write a Llama or Qwen3 of transformers.
@@ -35,6 +37,7 @@ def write(
         arch: architecture that the file claims, by default the model's.
         scaling: scaling of rotations that the file claims.
         parts: number of files that the file claims to be one of.
+        fields: further metadata by key.
         extra: further tensors by name, with __ for a dot.
     """
     config, kind = model.config, model.config.model_type
@@ -53,6 +56,9 @@ def write(
         writer.add_string(f"{kind}.rope.scaling.type", scaling)
     if parts is not None:
         writer.add_uint16("split.count", parts)
+    for key, value in (fields or {}).items():
+        adds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        adds[type(value)](key, value)
     writer.add_vocab_size(config.vocab_size)
     add_tokenizer(writer, config.vocab_size)
     names = gguf.get_tensor_name_map(

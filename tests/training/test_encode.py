@@ -16,7 +16,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from gen.__main__ import main
 from gen.core.errors import GenError
+from gen.media.video import write_lossless
 from gen.modalities.grid_base import GridModality
 from gen.training import encode as encoding
 from gen.training import shards as stored
@@ -154,6 +156,58 @@ def test_unreadable_files_are_named_counted_and_skipped_only_if_asked(images, tm
         encode_folder("image", folder, tmp_path / "D", EncodeOptions(shard_items=2))
 
 
+def test_a_folder_in_which_nothing_can_be_read_says_why_for_the_first_files(tmp_path):
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for i in range(5):
+        (folder / f"{i}.png").write_bytes(b"no image")
+    with pytest.raises(GenError) as error:
+        encode_folder("image", folder, tmp_path / "D", EncodeOptions(skip_unreadable=True))
+    text = str(error.value)
+    assert "none of the 5 sources of" in text and text.count("it is none of PNG, JPEG") == 3
+    assert all(f"{i}.png (" in text for i in range(3)) and "3.png (" not in text
+
+
+def test_files_of_other_kinds_are_counted(images, tmp_path, capsys):
+    folder = shutil.copytree(images, tmp_path / "media")
+    (folder / "metadata.jsonl").write_text('{"file_name": "0003.png", "text": "a red ring"}\n')
+    assert encode_folder("image", folder, tmp_path / "A")["left_out"] == {}  # captions are read
+    (folder / "deeper").mkdir()
+    for name in ("a.HEIC", "b.heic", "deeper/c.heic", "notes", "lonely.txt", ".hidden"):
+        (folder / name).write_bytes(b"?")
+    assert main(["encode", "image", str(folder), "--out", str(tmp_path / "B")]) == 0
+    assert json.loads((tmp_path / "B" / MANIFEST).read_text())["left_out"] == {
+        ".heic": 3,
+        ".txt": 1,
+        "": 1,
+    }
+    said = capsys.readouterr().err
+    assert "left out 5 files of other kinds: 3 .heic, 1 .txt, 1 without an extension" in said
+
+
+def test_a_photo_has_the_tokens_of_what_it_shows(images, tmp_path):
+    """Turned and transparent, or of 16 bits: the tokens of the same pixels in a plain file."""
+    with Image.open(images / "0000.png") as image:
+        plain = np.asarray(image.convert("RGB"))
+    grey = plain[..., :1].repeat(3, -1)
+    folder = tmp_path / "media"
+    folder.mkdir()
+    Image.fromarray(plain).save(folder / "plain.png")
+    exif = Image.Exif()
+    exif[274] = 3
+    turned = np.dstack([plain[::-1, ::-1], np.full(plain.shape[:2], 255, np.uint8)])
+    Image.fromarray(turned).save(folder / "turned.png", exif=exif)
+    Image.fromarray(turned).save(folder / "stored.png")
+    Image.fromarray(grey).save(folder / "grey.png")
+    Image.fromarray(grey[..., 0].astype(np.uint16) * 257).save(folder / "grey16.tif")
+    encode_folder("image", folder, tmp_path / "D")
+    _, shards = read_folder(tmp_path / "D")
+    tokens = {n: found(shards, n) for s in shards for n in s.sources}
+    assert torch.equal(tokens["turned.png"], tokens["plain.png"])
+    assert torch.equal(tokens["grey16.tif"], tokens["grey.png"])
+    assert not torch.equal(tokens["stored.png"], tokens["plain.png"])  # control
+
+
 @pytest.mark.parametrize(
     ("name", "make", "came", "expected"),
     [
@@ -220,7 +274,7 @@ def test_texts_of_a_published_tokenizer_end_with_its_end(tmp_path):
     ("case", "message"),
     [
         ("empty", "holds nothing; expected media of modality 'image': .png"),
-        ("other", r"holds 1 file \(.md\); expected media of modality 'image'"),
+        ("other", r"holds 1 file \(1 .md\); expected media of modality 'image'"),
         ("missing", "is no folder; expected a folder of media"),
         ("lost", r"metadata.jsonl names 1 file that are not there: gone.png"),
         ("row", r"metadata.jsonl, line 1 is no JSON"),
@@ -262,3 +316,10 @@ def test_shards_are_ordinary_safetensors(images, tmp_path):
     parts = [load_file(shard_path(tmp_path / "D", i)) for i in (0, 1)]
     assert [p["lengths"].tolist() for p in parts] == [[256] * 4, [256] * 2]
     assert parts[0]["tokens"].dtype == torch.int32 and stored.FORMAT == 1
+
+
+def test_a_clip_that_is_too_short_at_the_rate_of_the_model_is_refused_so(tmp_path):
+    (tmp_path / "media").mkdir()
+    write_lossless(tmp_path / "media" / "fast.mkv", np.zeros((16, 32, 32, 3), np.uint8), 240)
+    with pytest.raises(GenError, match="has 1x32x32; expected 16x32x32, frames at the model's"):
+        encode_folder("video", tmp_path / "media", tmp_path / "D")

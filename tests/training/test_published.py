@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -76,17 +78,87 @@ def test_rows_of_other_lengths_change_no_loss(model, tokens, tmp_path):
     assert max(lengths) > min(lengths) and torch.allclose(both, mean, atol=1e-5)
 
 
-def test_adapters_are_trained_alone_and_merged(model, tokens, tmp_path):
+@pytest.fixture(scope="module")
+def adapted(model, tokens, tmp_path_factory):
+    """Keys of a run with adapters, its folder, and what it returned."""
     pytest.importorskip("peft")
+    out = tmp_path_factory.mktemp("lora") / "E"
     keys = {"lora": {"rank": 4, "modules": ["q_proj", "v_proj"]}, "steps": 30, "lr": 2e-2}
-    done = train(config(tokens, model, tmp_path / "E", **keys))
+    return keys, out, train(config(tokens, model, out, average=True, **keys))
+
+
+def test_adapters_are_trained_alone_into_a_folder_of_peft(adapted, model):
+    _, out, done = adapted
     assert done["loss"][1] < done["loss"][0] - 0.1
-    before, after = (load_file(p / "model.safetensors") for p in (model, tmp_path / "E" / "model"))
+    assert done["adapter"] == str(out / "adapter") and not (out / "model").exists()
+    found = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert found["base_model_name_or_path"] == str(model) and found["r"] == 4
+    parts = load_file(out / "adapter" / "adapter_model.safetensors")
+    assert all(k.endswith(("lora_A.weight", "lora_B.weight")) for k in parts)
+    assert {k.split(".")[-3] for k in parts} == {"q_proj", "v_proj"}
+    words = f"--model {model} --model-option adapters={out / 'adapter'}"
+    assert done["use"] == f"gen sample text PROMPT {words}"
+
+
+def test_a_checkpoint_of_adapters_holds_the_trained_parameters_alone(adapted, model):
+    saved = torch.load(adapted[1] / "checkpoint.pt", weights_only=True)
+    base = load_file(model / "model.safetensors")
+    for state in (saved["model"], saved["average"]):
+        assert state and all(".lora_A." in k or ".lora_B." in k for k in state)
+        assert sum(map(torch.numel, state.values())) < sum(map(torch.numel, base.values())) / 10
+
+
+def test_the_pipeline_and_peft_decode_the_same_with_a_trained_adapter(adapted, model):
+    import peft
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(adapted[1] / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    ids = AutoTokenizer.from_pretrained(model)("say 3", return_tensors="pt").input_ids
+    how = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": byte_folders.END}
+    plain = base.generate(ids, **how)[0, ids.shape[1] :]
+    theirs = peft.PeftModel.from_pretrained(base, folder).generate(ids, **how)[0, ids.shape[1] :]
+    assert not torch.equal(theirs, plain)  # control: the adapter does something
+    for adapters, call in ((folder, {}), ({"mine": folder}, {"adapter": "mine"})):
+        pipe = gen.load("text", str(model), adapters=adapters)
+        how = {"sampler": "autoregressive", "temperature": 0, "max_new_tokens": 24}
+        assert torch.equal(pipe("say 3", **how, **call).tokens[0][: len(theirs)], theirs)
+
+
+def test_a_finished_run_merges_its_adapters_on_request(adapted, model, tokens):
+    keys, out, _ = adapted
+    said: list[str] = []
+    done = train(config(tokens, model, out, average=True, merge=True, **keys), said.append)
+    assert said == ["resumed at step 30"] and done["use"].endswith(f"--model {out / 'model'}")
+    before, after = (load_file(p / "model.safetensors") for p in (model, out / "model"))
     changed = {k for k in before if not torch.equal(before[k], after[k])}
     assert before.keys() == after.keys() and changed
     assert all("q_proj" in k or "v_proj" in k for k in changed)
-    pipe = gen.load("text", str(tmp_path / "E" / "model"))
-    assert isinstance(pipe("say 3", seed=0, max_new_tokens=4).texts[0], str)
+    pipes = [gen.load("text", str(out / "model"))]
+    pipes += [gen.load("text", str(model), adapters=done["adapter"])]
+    how = {"sampler": "autoregressive", "temperature": 0, "max_new_tokens": 16}
+    merged, added = (pipe("say 3", **how).tokens for pipe in pipes)
+    assert torch.equal(merged, added)
+
+
+def test_adapters_do_not_go_on_over_other_weights(model, tokens, tmp_path):
+    pytest.importorskip("peft")
+    base = Path(shutil.copytree(model, tmp_path / "base"))
+    keys = {"lora": {"rank": 2}, "steps": 2, "save_every": 1}
+    train(config(tokens, base, tmp_path / "E", **keys))
+    train(config(tokens, base, tmp_path / "E", **keys))  # control
+    byte_folders.causal(base, seed=1)
+    with pytest.raises(GenError, match="holds an adapter of other weights than model .*base"):
+        train(config(tokens, base, tmp_path / "E", **keys))
+
+
+def test_layers_that_the_pipeline_cannot_add_to_need_merged_weights(model, tokens, tmp_path):
+    pytest.importorskip("peft")
+    keys = {"lora": {"rank": 2, "modules": ["embed_tokens"]}, "steps": 1}
+    with pytest.raises(GenError, match=r"lora adapts model.embed_tokens of .* or merge=true"):
+        train(config(tokens, model, tmp_path / "E", **keys))
+    train(config(tokens, model, tmp_path / "F", merge=True, **keys))  # control
+    gen.load("text", str(tmp_path / "F" / "model"))
 
 
 class Killed(Exception):
@@ -97,7 +169,7 @@ class Killed(Exception):
 def test_a_killed_run_ends_with_the_same_weights(lora, model, tokens, tmp_path, monkeypatch):
     if lora:
         pytest.importorskip("peft")
-    keys = {"lora": lora, "steps": 6, "save_every": 3}
+    keys = {"lora": lora, "steps": 6, "save_every": 3, "average": lora is not None}
     train(config(tokens, model, tmp_path / "whole", **keys))
     update = looping.Loop._update
 
@@ -113,7 +185,9 @@ def test_a_killed_run_ends_with_the_same_weights(lora, model, tokens, tmp_path, 
     said: list[str] = []
     train(config(tokens, model, tmp_path / "E", **keys), said.append)
     assert said[0] == "resumed at step 3"
-    a, b = (load_file(tmp_path / n / "model" / "model.safetensors") for n in ("whole", "E"))
+    weights = "adapter/adapter_model.safetensors" if lora else "model/model.safetensors"
+    a, b = (load_file(tmp_path / n / weights) for n in ("whole", "E"))
+    assert a.keys() == b.keys()
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 

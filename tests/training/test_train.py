@@ -86,6 +86,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 @pytest.mark.parametrize("at", [1, 4, 5])
+@pytest.mark.thinned(3)
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
     objective, at, tokens, tmp_path, monkeypatch
 ):

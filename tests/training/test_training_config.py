@@ -42,6 +42,8 @@ def test_overrides_lie_over_the_file():
         (["model.width=33"], "model.width is 33 .*expected a multiple of 32"),
         (["objective=casual"], "unknown objective 'casual'.* Did you mean 'causal'"),
         (["objective=block"], "block is 0 .*expected an integer of at least 1"),
+        (["merge=1"], "merge is 1 .*expected true or false"),
+        (["merge=true"], "merge is True .*expected false without lora"),
         (["average=1"], "average is 1 .*expected true or false"),
         (["samples=a ring"], "samples is 'a ring' .*expected a list of prompts"),
         (["model=[1]"], "model is .*expected a name, a folder or"),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend
 from gen.core.errors import GenError
+from gen.media.images import as_rgb
 from gen.models.load.libraries import diffusers
 from gen.models.load.pretrained import strictly
 
@@ -51,7 +52,7 @@ class RGB(TokenFrontend):
     def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
         """Convert an RGB image to float [3, h, w] in [-1, 1]. Raises ``GenError`` for other shapes,
         and for sides that are no whole number of codes."""
-        array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
+        array = np.asarray(as_rgb(media) if isinstance(media, Image.Image) else media)
         if (
             array.ndim != 3
             or array.shape[-1] != 3

@@ -3,13 +3,16 @@ have no codebook vectors."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gen.contracts.frontend import TokenFrontend
+from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.core.errors import GenError
+
+BROKEN = "\ufffd"  # character of bytes that are none
 
 
 class TextBytes(TokenFrontend):
@@ -41,10 +44,37 @@ class TextBytes(TokenFrontend):
             )
         return bytes(x.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
-    def token_text(self, token: int) -> str:
-        """Decode one token by itself; bytes of a part of a character become U+FFFD, and special
-        tokens are spelt as in the vocabulary."""
-        return self.tokenizer.decode([token]) if token < len(self.tokenizer) else ""
+    @cached_property
+    def written(self) -> Vocabulary | None:
+        """Bytes of every token; None where the tokenizer does not say what its tokens write."""
+        return self.vocabulary()
+
+    def token_text(self, token: int, is_first: bool = False) -> tuple[str, bytes | None]:
+        """Return the text of a token and the bytes that it writes.
+
+        A part of a character is spelt ``bytes:\\xf0\\x9f``, a special token as in the vocabulary
+        and an id without a token ``token_id:7``.
+
+        Args:
+            token: token id.
+            is_first: whether it is the first one of its text, before which no space is written.
+
+        Returns:
+            The text, and bytes that are None for a token that is no text.
+        """
+        known = token < len(self.tokenizer)
+        if self.written is None:
+            text = self.tokenizer.decode([token]) if known else ""
+            return text, None if BROKEN in text else text.encode()
+        parts = self.written.first if is_first else self.written.later
+        raw = parts[token] if token < len(parts) else None
+        if raw is None:
+            name = self.tokenizer.convert_ids_to_tokens(token) if known else None
+            return f"token_id:{token}" if name is None else name, None
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
     @property
     def codebooks(self) -> list[Tensor]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from gen.constraints.vocabulary import huggingface_vocabulary
+from gen.constraints.vocabulary import huggingface_vocabulary, token_table
 from gen.contracts.frontend import FrontendConfig, Vocabulary
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -121,6 +122,13 @@ class HFText(TextBytes):
             GenError: the tokenizer rewrites a decoded text, or has a decoder that is not known.
         """
         return huggingface_vocabulary(self.tokenizer, self.config.codebook_sizes[0], self.ends)
+
+    @cached_property
+    def written(self) -> Vocabulary | None:
+        try:  # of one token alone, whatever the tokenizer makes of texts
+            return token_table(self.tokenizer, self.config.codebook_sizes[0], self.ends)
+        except GenError:
+            return None
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         raise GenError(

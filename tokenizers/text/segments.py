@@ -22,6 +22,7 @@ from PIL import Image
 from gen.contracts.constraint import Automaton
 from gen.contracts.frontend import TokenFrontend
 from gen.core.errors import GenError
+from gen.media.images import read_image
 from gen.tokenizers.text.hf_text import HFText
 
 MEDIUM = re.compile(r"!\[(\w+)\]\(data:([\w/+.-]+);base64,([A-Za-z0-9+/=]*)\)")
@@ -69,7 +70,7 @@ class Segment:
         """Return the image of the segment. Raises ``GenError`` for another kind."""
         if not self.mime.startswith("image/"):
             raise GenError(f"the segment is {self.mime or self.kind}; expected an image")
-        return Image.open(io.BytesIO(self.content)).convert("RGB")
+        return read_image(self.content, "the image of the segment")
 
 
 def as_png(image: Image.Image) -> tuple[str, bytes]:

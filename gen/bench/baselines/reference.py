@@ -90,7 +90,7 @@ class Item:
 
     def over(self, tokens: list[int]) -> bool:
         return len(tokens) == self.space.length or (
-            bool(tokens) and tokens[-1] == self.space.eos_token_id
+            bool(tokens) and tokens[-1] in self.space.row_ends
         )
 
 

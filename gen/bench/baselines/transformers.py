@@ -68,7 +68,7 @@ def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> di
         "input_ids": ids,
         "attention_mask": mask,
         "max_new_tokens": space.length,
-        "eos_token_id": space.eos_token_id,
+        "eos_token_id": list(space.ends) or None,
         "pad_token_id": 0 if space.eos_token_id is None else space.eos_token_id,
         "logits_processor": LogitsProcessorList([Legal(space, ids.shape[1], device)]),
     }

@@ -19,5 +19,6 @@ def add_demo(commands: Commands) -> None:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="any key of a job file, such as out=out/mine or seed=7",
+        help="any key of a job file, such as seed=7",
     )
+    parser.add_argument("--out", metavar="DIR", help="folder to write (out/demo)")

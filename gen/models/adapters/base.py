@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.adapters.lead import Mirrored
 from gen.models.load.weights import device_of
 
 
-class ModelAdapter:
+class ModelAdapter(Mirrored):
     """Base class of adapters.
 
     Attributes:
@@ -28,8 +29,12 @@ class ModelAdapter:
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
+        recomputed_past: length of text past which the network computes all keys anew; None where
+            keys stay.
         learned_positions: positions that the network has vectors for; None where it computes what
             it needs of any position.
+        is_batch_invariant: the bits of a pass do not depend on what runs beside a token
+            (``gen.models.adapters.batch_invariant``).
         counts_known: a masked model of latents takes the positions known after a step.
         compiles: forward passes can run as graphs: ``network``, and of a masked model
             ``canvas_network``, are functions of tensors.
@@ -50,6 +55,8 @@ class ModelAdapter:
     shift: int = 0
     max_positions: int | None = None
     learned_positions: int | None = None
+    recomputed_past: int | None = None
+    is_batch_invariant: bool = False
     counts_known: bool = False
     compiles: bool = False
     constant_widths: frozenset[int] = frozenset()

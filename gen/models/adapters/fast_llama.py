@@ -18,6 +18,7 @@ and no hooks; such a module is called directly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from gen.models.adapters import batch_invariant
 from gen.models.adapters.masks import CAUSAL, Mask
 from gen.models.adapters.windows import windows_of
 from gen.models.load.locate import config_field
@@ -43,7 +45,7 @@ class LeanLlama:
     """
 
     def __init__(self, model: LlamaForCausalLM):
-        self.model = model
+        self.model, self.product = model, F.linear
         config, trunk = model.config, model.model
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.dim, self.eps = trunk.layers[0].self_attn.head_dim, trunk.norm.variance_epsilon
@@ -116,7 +118,7 @@ class LeanLlama:
             taps: Layers whose output [B, L, D] is wanted, which is written there; the number of
                 layers is that of the last norm.
         """
-        linear, (b, length) = F.linear, tokens.shape
+        linear, (b, length) = self.product, tokens.shape
         cos, sin, located = tables
         cos, sin = cos[positions], sin[positions]  # [B, L, 1, d]
         x = F.embedding(tokens, self.embedding)
@@ -161,6 +163,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
+def attend_in(cache: Any, mask: Mask | None, attend: Callable[..., Tensor] = attention) -> Attend:
+    """Return attention to the slots of a cache."""
+    return lambda layer, q, k, v: attend(q, *cache.write(layer, k, v), mask)
+
+
+def attend_among(mask: Mask | None) -> Attend:
+    """Return attention among the tokens of a call."""
+    return lambda layer, q, k, v: attention(q, k, v, mask)
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [B, L, H, d] by the angles of its positions: x cos + (-x2, x1) sin, with the sign in
     ``sin``."""
@@ -176,19 +188,18 @@ def _is_plain(model: nn.Module) -> bool:
         not config.mlp_bias,
         config_field(config, "pretraining_tp", 1) == 1,
         config.rope_parameters.get("rope_type", "default") == "default",
-        attention_implementation(config) in ("sdpa", "eager", None),
+        attention_implementation(config) in ("sdpa", "eager", batch_invariant.NAME, None),
         not windows_of(config),
     )
     layers = (m for m in model.modules() if type(m) is not nn.Linear and hasattr(m, "in_features"))
     hooked = (
         m
         for m in model.modules()
-        if m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook")
+        if m._forward_hooks or m._forward_pre_hooks or {"forward", "_hf_hook"} & vars(m).keys()
     )
     devices = {p.device for p in model.parameters()}
     return (
         all(conditions)
-        and "forward" not in vars(model)
         and not model.training
         and next(layers, None) is None
         and all(type(layer) is LlamaDecoderLayer for layer in model.model.layers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -14,13 +15,21 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.fast_llama import Attend, LeanLlama, attention
+from gen.models.adapters.batch_invariant import InvariantSlots, Product, attention_in_order
+from gen.models.adapters.fast_llama import LeanLlama, attend_among, attend_in, attention
 from gen.models.adapters.layer_plans import keep_layers
+from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
 from gen.models.adapters.partial_latents import LatentCache, conditioning_part
 from gen.models.adapters.protocols import CountsKnown, EncoderDecoder
+from gen.models.adapters.rotations import angles_of, original_length, recomputed_length
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.adapters.windows import narrowest, require_within, windows_of
+from gen.models.adapters.windows import (
+    narrowest,
+    require_followed,
+    require_within,
+    windows_of,
+)
 from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
 from gen.models.load.locate import config_field
@@ -32,6 +41,8 @@ class LanguageModel(ModelAdapter):
     """Base class of adapters of transformers language models."""
 
     compiles = True
+    product: Product | None = None  # matrix product of batch-invariant passes
+    _attention = staticmethod(attention)  # of the fast forward
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -39,6 +50,10 @@ class LanguageModel(ModelAdapter):
         self.vocab_size: int = self.config.vocab_size
         self.trained_at_mask = config_field(self.config, "trained_at_mask") is not False
         self.max_positions = config_field(self.config, "max_position_embeddings")
+        self._original_length = original_length(self.config)
+        self.recomputed_past = recomputed_length(self.config)
+        if self._original_length is not None:  # which angles there are depends on values
+            self.compiles = False
         # angles of rotations are computed for any position
         rotates = any("rotary" in name for name, _ in model.named_modules())
         self.learned_positions = None if rotates else self.max_positions
@@ -66,6 +81,17 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         return [self.model.get_output_embeddings()]
 
+    def make_batch_invariant(self, product: Product) -> None:
+        """Fix the order of sums in passes of a network that ``make_invariant`` prepared.
+
+        Args:
+            product: what that returned.
+        """
+        self.is_batch_invariant, self.product = True, product
+        self._attention = attention_in_order
+        if self._lean is not None:
+            self._lean.product = product
+
     def use_forward(self, lean: LeanLlama) -> None:
         """Replace the fast forward, such as by one that counts its calls."""
         self._lean = lean
@@ -80,7 +106,8 @@ class LanguageModel(ModelAdapter):
         return self._new_cache(slots)
 
     def _new_cache(self, slots: int) -> SlotCache:
-        cache = SlotCache(self.config.num_hidden_layers, slots)
+        kind = InvariantSlots if self.is_batch_invariant else SlotCache
+        cache = kind(self.config.num_hidden_layers, slots)
         cache.whole, cache.block_masks = self.graphs is not None, self.takes_block_masks
         return cache
 
@@ -115,7 +142,7 @@ class LanguageModel(ModelAdapter):
         if self.graphs is not None and taps is None:
             return self.run_network(inputs, positions, mask, cache)[:, -keep:]
         if self._lean is not None:
-            attend = _attend_in(cache, mask)
+            attend = attend_in(cache, mask, self._attention)
             return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
         if keep:
             return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
@@ -127,7 +154,7 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         if self._lean is None:
             return self._of_module(inputs, positions, mask, cache)
-        attend = _attend_in(cache, mask)
+        attend = attend_in(cache, mask, self._attention)
         return self._lean.run(inputs["input_ids"], positions, cache.tables, attend)
 
     def _of_module(
@@ -139,28 +166,22 @@ class LanguageModel(ModelAdapter):
         **more: int,
     ) -> Tensor:
         """Return the logits of the module's own forward pass."""
-        return self.model(
-            **inputs,
-            position_ids=positions,
-            attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
-            use_cache=True,
-            **with_cache(self.model, cache),
-            **more,
-        ).logits
+        with self._angles(positions, cache):
+            return self.model(
+                **inputs,
+                position_ids=positions,
+                attention_mask=None if mask is CAUSAL else mask,  # which the module makes itself
+                use_cache=True,
+                **with_cache(self.model, cache),
+                **more,
+            ).logits
 
-
-def _attend_in(cache: Any, mask: Mask | None) -> Attend:
-    """Return the attention of the fast forward in the slots of a cache."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, *cache.write(layer, k, v), mask)
-
-    return attend
-
-
-def _attend_among(mask: Mask | None) -> Attend:
-    """Return the attention of the fast forward among the tokens of a call."""
-    return lambda layer, q, k, v: attention(q, k, v, mask)
+    def _angles(self, positions: Tensor, cache: Any) -> AbstractContextManager[None]:
+        """Let rotations that depend on the length of the text take that of each token."""
+        if self._original_length is None or cache.slots <= self._original_length:
+            return nullcontext()
+        last = positions.amax(1, keepdim=True) if cache.starts is None else cache.starts
+        return angles_of(self.model, torch.maximum(positions, last) + 1)
 
 
 class CausalLM(LanguageModel):
@@ -170,19 +191,28 @@ class CausalLM(LanguageModel):
     keeps = True
     superposes = True
 
+    @mirrored
     def new_cache(self, slots: int) -> SlotCache:
-        """Return an empty cache, whose masks follow the kinds of the model's layers."""
+        """Return an empty cache, whose masks follow the kinds of the model's layers.
+
+        Raises:
+            GenError: attention depends on the number of slots in use.
+        """
+        require_followed(self.config, slots)
         cache = self._new_cache(slots)
         if (narrowest(self.windows) or slots) < slots:
             cache.windows = self.windows
         return cache
 
+    @mirrored
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        needs_mask = cache.whole or not (self._lean is not None or self._knows_causal)
+        knows_causal = self._lean is not None or self._knows_causal
+        needs_mask = cache.whole or self.is_batch_invariant or not knows_causal
         announce = cache.at if needs_mask else cache.needed
         return self._logits(tokens, positions, announce(positions, self.dtype), cache, keep)
 
+    @mirrored
     @torch.no_grad()
     def forward_tree(
         self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
@@ -191,6 +221,7 @@ class CausalLM(LanguageModel):
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
 
+    @mirrored
     @torch.no_grad()
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
@@ -246,11 +277,22 @@ class CausalLM(LanguageModel):
 
     def with_network(self, model: torch.nn.Module) -> Self:
         """See ``SharedModel``. The other network runs without graphs, and with a mask in every call
-        that its layers may read."""
+        that its layers may read.
+
+        Raises:
+            GenError: other processes have parts of the network and repeat its calls alone.
+        """
+        if self.lead is not None:
+            raise GenError(
+                "the sampler runs another network of the layers of a model with tp, which jobs and"
+                " the server do not tell its other processes; expected another sampler"
+            )
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
         other._lean, other.graphs, other._knows_causal = LeanLlama.of(model), None, False
+        if self.product is not None and other._lean is not None:
+            other._lean.product = self.product
         other.takes_block_masks = attention_implementation(other.config) == "flex_attention"
         return other
 
@@ -269,6 +311,7 @@ class CausalLM(LanguageModel):
         known["model.norm"] = self.num_layers
         return {name: known[name] for name in layers} if known.keys() >= set(layers) else None
 
+    @mirrored
     @torch.no_grad()
     def forward_with_hidden_states(
         self,
@@ -354,7 +397,7 @@ class MaskedLM(LanguageModel):
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
             if taps is not None:
-                attend = _attend_among(mask)
+                attend = attend_among(mask)
                 return self._lean.run(ids, at, self._tables, attend, keep, taps)
         elif self.takes_block_masks:
             seen = torch.ones_like(ids, dtype=torch.bool) if hidden is None else ~hidden[:, 0, 0]
@@ -396,7 +439,7 @@ class MaskedLM(LanguageModel):
         """See ``ModelAdapter``."""
         if self._lean is not None:
             ids = inputs["input_ids"]
-            return self._lean.run(ids, positions, tables, _attend_among(mask), keep)
+            return self._lean.run(ids, positions, tables, attend_among(mask), keep)
         return self.model(
             **inputs,
             attention_mask=mask,

@@ -11,7 +11,9 @@ from gen.core.errors import GenError
 from gen.models.load.locate import config_field
 
 
-def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Module:
+def keep_layers(
+    model: nn.Module, layers: Sequence[int], count: int, after: nn.Module | None = None
+) -> nn.Module:
     """Make a network of some of a network's decoder layers.
 
     Embeddings, norms and head are those of the network. The layers keep their own numbers, by which
@@ -21,18 +23,23 @@ def keep_layers(model: nn.Module, layers: Sequence[int], count: int) -> nn.Modul
         model: causal network of transformers.
         layers: numbers of the layers to keep, upwards.
         count: decoder layers that the network has.
+        after: a layer of one's own behind them, whose number is not one of them.
 
     Raises:
         GenError: the network has no list of that many decoder layers.
     """
     name = layers_of(model, count)
-    kept = nn.ModuleList(model.get_submodule(name)[n] for n in layers)
+    kept, numbers = nn.ModuleList(model.get_submodule(name)[n] for n in layers), list(layers)
+    if after is not None:
+        kept.append(after)
+        parts = map(vars, after.modules())
+        numbers.append(next(part["layer_idx"] for part in parts if "layer_idx" in part))
     other = replaced(model, name, kept)
     owner = other.get_submodule(name.rpartition(".")[0])
     kinds = config_field(config_field(owner, "config"), "layer_types")
-    if kinds is not None:  # a network finds the kind of a layer by its place
+    if kinds is not None:  # a network finds the kind of a layer by its index in the list
         vars(owner)["config"] = config = copy.copy(owner.config)
-        vars(config)["layer_types"] = [kinds[n] for n in layers]
+        vars(config)["layer_types"] = [kinds[n] for n in numbers]
     return other
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from gen.core.graphs import Graph
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.lead import Mirrored
 
 if TYPE_CHECKING:  # networks take long to import
     from gen.models.nets.residual_scales import ResidualScales
 
 
-class ModelCache:
+class ModelCache(Mirrored):
     """Base class of caches that ``new_cache`` returns; they have ``keep(rows)``.
 
     Attributes:

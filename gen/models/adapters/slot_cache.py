@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import (
     CAUSAL,
     LayerMasks,
@@ -62,7 +63,7 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write as ``write`` does, in transformers' order of axes: [B, H, L, D]."""
         keys, values = self.write(key_states.transpose(1, 2), value_states.transpose(1, 2))
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return keys.transpose(-3, -2), values.transpose(-3, -2)
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's
@@ -83,9 +84,7 @@ class SlotLayer(CacheLayerMixin):
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return all slots in use, of the owner's rows."""
-        owner = self.owner
-        picked = slice(None) if owner.rows is None else owner.rows.to(self.keys.device)
-        return self.keys[picked, : owner.used], self.values[picked, : owner.used]
+        return self.owner.in_use(self.keys), self.owner.in_use(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.used, 0
@@ -167,6 +166,11 @@ class SlotCache(Cache, ModelCache):
         masks = {kind: make(window) for kind, window in self.windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
+    def in_use(self, buffer: Tensor) -> Tensor:
+        """Return what a call reads of a layer's keys or values [B, S, H, D]."""
+        picked = slice(None) if self.rows is None else self.rows.to(buffer.device)
+        return buffer[picked, : self.used]
+
     def _read_to(self, last: Tensor) -> None:
         """Let a call read the slots up to the last one that any of its queries attends to, long
         [B, L]: rows that stood further on may have left."""
@@ -225,7 +229,17 @@ class SlotCache(Cache, ModelCache):
         # a graph reads the buffers as a whole, with branch slots of larger trees
         drafted = self._branch_slots if self.whole else drafts
         self.used, self._reach, self._root = self.slots + drafted, reach, positions[:, 0]
-        branch = branches(parents)
+        return self._of_tree(positions, branches(parents), dtype)
+
+    def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
+        """Make the masks of an announced tree.
+
+        Args:
+            positions: as of ``tree``, [B, L].
+            branch: whether draft j is draft i or one before it on its branch, bool [B, D, D].
+            dtype: type of the mask.
+        """
+        batch, drafts = branch.shape[:2]
 
         def make(window: Window | None) -> Mask:
             first = None if window is None else window.first(positions)
@@ -246,6 +260,7 @@ class SlotCache(Cache, ModelCache):
 
         return self._by_kind(make)
 
+    @mirrored
     def commit_path(self, nodes: Tensor, count: Tensor) -> None:
         """Copy accepted drafts of the last tree from their branch slots to their positions.
 
@@ -297,6 +312,7 @@ class SlotCache(Cache, ModelCache):
         """Number of rows; 0 before the first call."""
         return next((len(layer.keys) for layer in self._in_use), 0)
 
+    @mirrored
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
@@ -363,7 +379,7 @@ class SlotCache(Cache, ModelCache):
 
     def of_rows(self, rows: Tensor) -> SlotCache:
         """Copy some rows (long [n], which may repeat) to a cache of their own."""
-        other = SlotCache(len(self.layers), self.slots)
+        other = type(self)(len(self.layers), self.slots)
         other.used, other._reach, other.whole = self.used, self._reach, self.whole
         other.block_masks, other._notes = self.block_masks, dict(self._notes)
         other.windows = self.windows
@@ -374,6 +390,7 @@ class SlotCache(Cache, ModelCache):
                 layer.is_initialized = True
         return other
 
+    @mirrored
     def copy_rows(self, source: Tensor, target: Tensor) -> None:
         """Write what some rows (long [n]) hold over what others (long [n]) do."""
         for layer in self._in_use:
@@ -381,6 +398,7 @@ class SlotCache(Cache, ModelCache):
             to, at = target.to(here), source.to(here)
             layer.keys[to], layer.values[to] = layer.keys[at], layer.values[at]
 
+    @mirrored
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
         for layer in self._in_use:

@@ -75,6 +75,27 @@ def narrowest(windows: Windows) -> int | None:
     return min((w.size for w in windows.values() if w is not None), default=None)
 
 
+def require_followed(config: Any, positions: int) -> None:
+    """Refuse positions from which on a network's attention depends on how full its cache is, which
+    is the position of no row where rows differ.
+
+    Args:
+        config: config of transformers of a text model.
+        positions: positions of prompt and answer.
+
+    Raises:
+        GenError: some queries would see or weigh other positions than in ``generate``.
+    """
+    name, scale = config.model_type, config_field(config, "floor_scale")
+    if "local" in (config_field(config, "attention_layers") or ()):  # GPT-Neo
+        require_within({"local": Window(config.window_size)}, positions, name)
+    if scale and config_field(config, "attn_temperature_tuning") and positions >= scale:  # Llama 4
+        raise GenError(
+            f"prompt and answer take {positions} positions, and {name!r} scales attention from"
+            f" {scale} on (attn_temperature_tuning); expected at most {scale - 1}"
+        )
+
+
 def require_within(windows: Windows, positions: int, name: str) -> None:
     """Refuse more positions than the layers of a model see, where masks are not made by layer.
 

@@ -53,6 +53,25 @@ def chat_text(processor: Any, chat: str | Turns, image_token: str) -> str:
     return _applied(processor, _turns(processor, chat, image_token), tokenize=False)
 
 
+def turn_end(templates: Any, tokenizer: Any) -> int | None:
+    """Return the token that a chat template puts right behind the content of an answer: the id of
+    an added token such as ``<|im_end|>``; None where a text follows, or nothing.
+
+    Args:
+        templates: tokenizer or processor that has the template.
+        tokenizer: its tokenizer.
+    """
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+    try:
+        text = templates.apply_chat_template(_turns(templates, turns), tokenize=False)
+    except Exception:  # a template that takes no answers ends none
+        return None
+    behind = text.rpartition(PROBE)[2]
+    added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items()}
+    found = [word for word in added if word and behind.startswith(word)]
+    return added[max(found, key=len)] if PROBE in text and found else None
+
+
 def _applied(tokenizer: Any, turns: Turns, **more: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, **more)

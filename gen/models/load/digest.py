@@ -8,11 +8,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gen.core.errors import GenError
+from gen.models.load.tensor_parallel import is_split
+
 EDGE = 64  # values at both ends of a tensor that its digest reads
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Digest a model's weights: names, shapes, and both ends of every tensor."""
+    """Digest a model's weights: names, shapes, and both ends of every tensor.
+
+    Raises:
+        GenError: this process has parts of the tensors alone.
+    """
+    if is_split(model):
+        raise GenError(
+            "the model is split by tp, and what was trained for its weights knows them as a whole;"
+            " expected a sampler without trained weights, or a model without tp"
+        )
     digest = hashlib.sha256()
     for name, x in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(x.shape)}\n".encode())

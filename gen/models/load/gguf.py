@@ -9,155 +9,212 @@ tensors that its class has no parameter for.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from gen.core.errors import GenError
 from gen.media.containers import require_package
-from gen.models.load.libraries import LOADING, transformers
+from gen.models.load.gguf_reader import (
+    TOKENS,
+    has_own_reader,
+    read_header,
+    read_once,
+    without_vocabulary,
+)
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import quiet
 
 ENDING = ".gguf"
 MAGIC = b"GGUF"  # first bytes of a file
 SHOWN = 8  # names that a message lists
+GENERATION = "generation_config.json"
+ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn, a message
+SAMPLING = "general.sampling."  # how keys of the author's sampling parameters begin
+SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
-def require_gguf(file: Path, name: str) -> Any:
-    """Return the header of a GGUF file, a ``gguf.GGUFReader``.
+class GgufFile:
+    """A model in a GGUF file, whose header is read once, when it is first needed.
 
-    Args:
-        file: the file.
+    Attributes:
+        path: the file.
         name: name of the model in messages.
-
-    Raises:
-        GenError: the package gguf is missing, or the file is missing, something else, cut off, or
-            one part of several.
     """
-    if not file.is_file():
-        inside = sorted(p.name for p in file.parent.glob(f"*{ENDING}"))
-        raise GenError(
-            f"model {name} has no file {file.name}; expected"
-            f" {'one of ' + ', '.join(inside[:SHOWN]) if inside else 'a GGUF file'}"
-        )
-    with file.open("rb") as opened:
-        start = opened.read(len(MAGIC))
-    if start != MAGIC:
-        raise GenError(
-            f"model {name}: {file} is no GGUF file, it begins with {start!r}; expected {MAGIC!r}"
-        )
-    library = require_package("gguf", '"gen-toolkit[gguf]"', "a GGUF file")
-    try:
-        header = library.GGUFReader(file)
-    except Exception as error:  # numpy's and gguf's own, of a file that is cut off
-        reason = " ".join(str(error).split())[:200]
-        raise GenError(
-            f"model {name}: {file} cannot be read: {type(error).__name__}: {reason}"
-        ) from None
-    parts = _value(header, "split.count")
-    if parts is not None and parts > 1:
-        raise GenError(
-            f"model {name}: {file} is one of {parts} parts; expected a file with the whole model"
-            " (llama-gguf-split --merge makes one)"
-        )
-    return header
 
+    def __init__(self, path: Path, name: str):
+        self.path, self.name = path, name
 
-def gguf_config(file: Path, name: str) -> dict[str, Any]:
-    """Return the config that transformers makes of a file's metadata.
+    @cached_property
+    def library(self) -> ModuleType:
+        """The package gguf. Raises ``GenError`` if it is missing."""
+        return require_package("gguf", '"gen-toolkit[gguf]"', "a GGUF file")
 
-    Args:
-        file: the file.
-        name: name of the model in messages.
+    @cached_property
+    def header(self) -> Any:
+        """Header of the file without its vocabulary, a ``gguf.GGUFReader``.
 
-    Raises:
-        GenError: as of ``require_gguf``; or transformers does not know the architecture, or would
-            leave its scaled rotations out.
-    """
-    header = require_gguf(file, name)
-    kind = _value(header, "general.architecture")
-    try:
-        with quiet():
-            config = transformers().AutoConfig.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True
+        Raises:
+            GenError: the package gguf is missing, or the file is missing, something else, cut off,
+                or one part of several.
+        """
+        header = self._read()
+        parts = _value(header, "split.count")
+        if parts is not None and parts > 1:
+            raise GenError(
+                f"model {self.name}: {self.path} is one of {parts} parts; expected a file with the"
+                " whole model (llama-gguf-split --merge makes one)"
             )
-    except Exception as error:  # the library raises bare Exceptions
-        reason = " ".join(str(error).split())[:200]
-        raise GenError(
-            f"model {name}: transformers cannot read the GGUF architecture {kind!r}: {reason}"
-        ) from None
-    scaling = _value(header, f"{kind}.rope.scaling.type")
-    rotations = config.get_text_config().rope_parameters or {}
-    if scaling not in (None, "none") and rotations.get("rope_type", "default") == "default":
-        raise GenError(
-            f"model {name}: {file} scales rotations ({kind}.rope.scaling.type {scaling!r}), which"
-            " transformers does not read from GGUF; expected the folder with the model's"
-            " safetensors"
-        )
-    return config.to_dict()
+        listed = header.get_field(TOKENS)
+        self.vocabulary = None if listed is None else len(listed.data)
+        return without_vocabulary(header)
 
-
-def dequantize_keywords() -> dict[str, Any]:
-    """Return the keywords of ``from_pretrained`` by which weights get the dtype asked for.
-
-    Newer versions of transformers can keep the blocks of some architectures, with kernels that they
-    download; older ones always dequantise.
-    """
-    make = getattr(transformers(), "GgufConfig", None)
-    return {} if make is None else {"quantization_config": make(dequantize=True)}
-
-
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Read GGUF files without the progress bar of transformers, which has no switch."""
-    with LOADING:
-        module = import_module("transformers.modeling_gguf_pytorch_utils")
-        bar = module.tqdm
-        module.tqdm = lambda tensors, **_: tensors
+    def _read(self) -> Any:
+        """Read the header with all that it has."""
+        name, path = self.name, self.path
+        if not path.is_file():
+            inside = sorted(p.name for p in path.parent.glob(f"*{ENDING}"))
+            raise GenError(
+                f"model {name} has no file {path.name}; expected"
+                f" {'one of ' + ', '.join(inside[:SHOWN]) if inside else 'a GGUF file'}"
+            )
+        with path.open("rb") as opened:
+            start = opened.read(len(MAGIC))
+        if start != MAGIC:
+            raise GenError(
+                f"model {name}: {path} is no GGUF file, it begins with {start!r}; expected"
+                f" {MAGIC!r}"
+            )
+        library = self.library
         try:
-            yield
-        finally:
-            module.tqdm = bar
+            return read_header(library, path)
+        except Exception as error:  # numpy's and gguf's own, of a file that is cut off
+            reason = " ".join(str(error).split())[:200]
+            raise GenError(
+                f"model {name}: {path} cannot be read: {type(error).__name__}: {reason}"
+            ) from None
 
+    @cached_property
+    def config(self) -> Any:
+        """Config that transformers makes of the metadata.
 
-def tokens_of_file(file: Path, tokenizer: Any, name: str) -> Any:
-    """Return a tokenizer without the tokens that its file does not have.
+        Raises:
+            GenError: as of ``header``; or transformers does not know the architecture, or would
+                leave its scaled rotations out.
+        """
+        kind = _value(self.header, "general.architecture")
+        try:
+            with self.read_once(), quiet():
+                config = transformers().AutoConfig.from_pretrained(
+                    self.path.parent, gguf_file=self.path.name, local_files_only=True
+                )
+        except Exception as error:  # the library raises bare Exceptions
+            reason = " ".join(str(error).split())[:200]
+            raise GenError(
+                f"model {self.name}: transformers cannot read the GGUF architecture {kind!r}:"
+                f" {reason}"
+            ) from None
+        scaling = _value(self.header, f"{kind}.rope.scaling.type")
+        rotations = config.get_text_config().rope_parameters or {}
+        if scaling not in (None, "none") and rotations.get("rope_type", "default") == "default":
+            raise GenError(
+                f"model {self.name}: {self.path} scales rotations ({kind}.rope.scaling.type"
+                f" {scaling!r}), which transformers does not read from GGUF; expected the folder"
+                " with the model's safetensors"
+            )
+        return config
 
-    The classes of transformers add those that they have by default, such as GPT-2's
-    ``<|endoftext|>``, and the model has no embeddings for them.
-    """
-    listed = require_gguf(file, name).get_field("tokenizer.ggml.tokens")
-    if listed is None or len(tokenizer) <= len(listed.data):
-        return tokenizer
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["added_tokens"] = [x for x in state["added_tokens"] if x["id"] < len(listed.data)]
-    backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
-    return transformers().PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
-        chat_template=tokenizer.chat_template,
-        **tokenizer.special_tokens_map,
-    )
+    @cached_property
+    def generation(self) -> dict[str, Any]:
+        """What the file says of ends and sampling, under the names of ``GENERATION``.
 
+        Parameters that ``generate`` lacks keep the names that they have in the file.
+        """
+        said: dict[str, Any] = {}
+        for key in self.header.fields:
+            if key.startswith(SAMPLING):
+                name, value = key.removeprefix(SAMPLING), _value(self.header, key)
+                exact = float(str(np.float32(value))) if isinstance(value, float) else value
+                said[SAMPLING_NAMES.get(name, name)] = exact
+        if said:
+            said["do_sample"] = True
+        ends = [_value(self.header, f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+        ends = list(dict.fromkeys(end for end in ends if end is not None))
+        return {**said, "eos_token_id": ends} if ends else said
 
-def require_all_read(file: Path, network: nn.Module, name: str) -> None:
-    """Raise ``GenError`` if a file holds numbers that the network has no parameter for."""
-    tensors = require_gguf(file, name).tensors
-    stored = sum(int(x.n_elements) for x in tensors)
-    weights = {id(x): x for x in network.state_dict(keep_vars=True).values()}  # shared ones once
-    used = sum(x.numel() for x in weights.values())
-    if stored != used:
-        names = [str(x.name) for x in tensors if not str(x.name).startswith("blk.")]
-        raise GenError(
-            f"model {name}: {file} holds {stored} numbers, and {type(network).__name__} of"
-            f" transformers takes {used}; beside its blocks the file has"
-            f" {', '.join(names[:SHOWN])} (rope_freqs scales rotations). Expected the folder with"
-            " the model's safetensors"
+    @property
+    def license(self) -> str | None:
+        """Licence that the file states; None without one."""
+        return _value(self.header, "general.license")
+
+    def read_once(self, vocabulary: bool = False) -> AbstractContextManager[None]:
+        """Let transformers read the file through its header; with ``vocabulary``, its tokens too.
+
+        Raises:
+            GenError: as of ``header``.
+        """
+        header = self._read() if vocabulary else self.header
+        return read_once(self.library, self.path, header)
+
+    def tokenizer(self, **options: Any) -> Any:
+        """Return the tokenizer, without tokens that the file does not have.
+
+        The classes of transformers add those that they have by default, such as GPT-2's
+        ``<|endoftext|>``, and the model has no embeddings for them. ``options``: further arguments
+        of ``from_pretrained``.
+        """
+        with self.read_once(vocabulary=not has_own_reader()), quiet():
+            tokenizer = transformers().AutoTokenizer.from_pretrained(
+                self.path.parent, gguf_file=self.path.name, local_files_only=True, **options
+            )
+        if self.vocabulary is None or len(tokenizer) <= self.vocabulary:
+            return tokenizer
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state["added_tokens"] = [x for x in state["added_tokens"] if x["id"] < self.vocabulary]
+        backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state))
+        special = {
+            key: token
+            for key, token in tokenizer.special_tokens_map.items()
+            if not isinstance(token, str) or backend.token_to_id(token) is not None
+        }
+        return transformers().PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+            chat_template=tokenizer.chat_template,
+            **special,
         )
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of ``from_pretrained`` by which a network gets the weights of the file, in the
+        dtype asked for.
+
+        Newer versions of transformers can keep the blocks of some architectures, with kernels that
+        they download; older ones always dequantise.
+        """
+        make = getattr(transformers(), "GgufConfig", None)
+        dequantized = {} if make is None else {"quantization_config": make(dequantize=True)}
+        return {"gguf_file": self.path.name, "config": self.config, **dequantized}
+
+    def require_all_read(self, network: nn.Module) -> None:
+        """Raise ``GenError`` if the file holds numbers that the network has no parameter for."""
+        tensors = self.header.tensors
+        stored = sum(int(x.n_elements) for x in tensors)
+        weights = {id(x): x for x in network.state_dict(keep_vars=True).values()}  # shared once
+        used = sum(x.numel() for x in weights.values())
+        if stored != used:
+            names = [str(x.name) for x in tensors if not str(x.name).startswith("blk.")]
+            raise GenError(
+                f"model {self.name}: {self.path} holds {stored} numbers, and"
+                f" {type(network).__name__} of transformers takes {used}; beside its blocks the"
+                f" file has {', '.join(names[:SHOWN])} (rope_freqs scales rotations). Expected the"
+                " folder with the model's safetensors"
+            )
 
 
 def _value(header: Any, key: str) -> Any:

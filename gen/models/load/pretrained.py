@@ -12,15 +12,11 @@ import torch
 
 from gen.core.errors import GenError
 from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
-from gen.models.load.gguf import (
-    dequantize_keywords,
-    no_progress_bar,
-    require_all_read,
-    tokens_of_file,
-)
+from gen.models.load.gguf import GgufFile
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
+from gen.models.load.tensor_parallel import Ranks
 from gen.models.load.weights import require_fit, weight_files
 
 TOKENIZER_FILES = (
@@ -36,7 +32,9 @@ def pretrained(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     device_map: Any = None,
+    ranks: Ranks | None = None,
     name: str | Path = "",
+    gguf: GgufFile | None = None,
     **more: Any,
 ) -> Any:
     """Load a model for inference with ``cls.from_pretrained``.
@@ -47,38 +45,54 @@ def pretrained(
         device: Target device, without a ``device_map``.
         dtype: Dtype of floating-point weights.
         device_map: Placement by accelerate.
+        ranks: Processes of which each holds a part of the weights, on its own device.
         name: Name of the model in messages, by default ``path``.
-        **more: Further arguments, such as ``variant``, ``max_memory``, ``trust_remote_code`` or
-            ``gguf_file``, a file of the folder.
+        gguf: The file of the folder that is the model.
+        **more: Further arguments, such as ``variant``, ``max_memory`` or ``trust_remote_code``.
 
     Raises:
-        GenError: Weights are missing, cannot be read, or do not fit the class exactly.
+        GenError: Weights are missing, cannot be read, or do not fit the class exactly; or they
+            cannot be split.
     """
     folder = Path(path) / more.get("subfolder", "")
     is_local = folder.is_dir()
-    gguf = folder / more["gguf_file"] if "gguf_file" in more else None
     if gguf is not None:
-        note_file(gguf)
-        more |= dequantize_keywords()
+        note_file(gguf.path)
+        more |= gguf.keywords
     elif is_local and (more.get("variant") or not _has_weight_files(folder)):
         weight_files(folder, more.get("variant"))  # raises the error that lists expected files
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
     stored = _stored_quantization(folder)
-    if (
-        stored
-    ):  # transformers reads weights that are stored in few bits by the package that made them
+    if ranks is not None:
+        _require_splittable(gguf, stored, str(name or path))
+        with readable("model", name or path):
+            code = {k: more[k] for k in ("trust_remote_code",) if k in more}
+            config = transformers().AutoConfig.from_pretrained(path, local_files_only=True, **code)
+        ranks.require_plan(config, str(name or path))
+        options |= ranks.keywords
+    if stored:  # in few bits, which transformers reads by the package that made them
         show_quantizers()
-    with no_progress_bar() if gguf is not None else nullcontext():
+    with nullcontext() if gguf is None else gguf.read_once():
         model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
     if gguf is not None:
-        require_all_read(gguf, model, str(name or path))
+        gguf.require_all_read(model)
+        model.generation_config.update(**gguf.generation)
     if stored.get("quant_method") == "bitsandbytes":
         require_rows_apart(model.config.quantization_config)
         keep_layout(model)
     model = model.eval().requires_grad_(False)
-    return model if device_map is not None else model.to(device)
+    return model if device_map is not None or ranks is not None else model.to(device)
+
+
+def _require_splittable(gguf: Path | None, stored: dict[str, Any], name: str) -> None:
+    """Raise ``GenError`` for weights in a format that no plan splits."""
+    kind = "in GGUF" if gguf else "by bitsandbytes"
+    if gguf is not None or stored.get("quant_method") == "bitsandbytes":
+        raise GenError(
+            f"model {name} is stored {kind}, which tp cannot split; expected weights in safetensors"
+        )
 
 
 def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **options: Any) -> Any:
@@ -127,24 +141,26 @@ def _has_weight_files(folder: Path) -> bool:
 
 
 def tokenizer_of(
-    path: str | Path, *, name: str | Path = "", trust_remote_code: bool = False, **more: Any
+    path: str | Path,
+    *,
+    name: str | Path = "",
+    trust_remote_code: bool = False,
+    gguf: GgufFile | None = None,
+    **more: Any,
 ) -> Any:
-    """Load the tokenizer of a folder with ``AutoTokenizer``, or that of its ``gguf_file``. Raises
+    """Load the tokenizer of a folder with ``AutoTokenizer``, or that of a GGUF file in it. Raises
     ``GenError`` if it cannot be read."""
-    if "gguf_file" not in more:
+    more["trust_remote_code"] = trust_remote_code
+    if gguf is None:
         note_folder(Path(path), weights=False)
-    for file in TOKENIZER_FILES if "gguf_file" in more else ():  # which come before those in it
+    for file in TOKENIZER_FILES if gguf is not None else ():  # which come before those in it
         if (Path(path) / file).is_file():
             note_file(Path(path) / file)
     try:
+        if gguf is not None:
+            return gguf.tokenizer(**more)
         with quiet():
-            tokenizer = transformers().AutoTokenizer.from_pretrained(
-                path, local_files_only=True, trust_remote_code=trust_remote_code, **more
-            )
-        if "gguf_file" in more:
-            file = Path(path) / more["gguf_file"]
-            tokenizer = tokens_of_file(file, tokenizer, str(name or path))
-        return tokenizer
+            return transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, **more)
     except Exception as error:  # the library raises bare Exceptions
         reason = " ".join(str(error).split())[:200]
         raise GenError(

@@ -15,6 +15,7 @@ from weakref import ref
 from torch import nn
 
 from gen.models.load.digest import digest_of
+from gen.models.load.tensor_parallel import is_split
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ENDINGS = (".safetensors", *PICKLES)  # of files of weights
@@ -88,7 +89,9 @@ def note_network(network: nn.Module) -> None:
 
 
 def _digest(network: nn.Module) -> str:
-    """Digest the weights of a network; offloaded ones have no values here."""
+    """Digest the weights of a network; offloaded and split ones have no values here, or few."""
+    if is_split(network):
+        return "split"
     if any(x.is_meta for x in network.state_dict().values()):
         return "offloaded"
     return digest_of(network)

@@ -23,6 +23,7 @@ from gen.models.adapters.protocols import (
     SuperposedModel,
     TreeModel,
 )
+from gen.models.adapters.rotations import require_kept_keys
 from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
 from gen.models.targets.past import Past
 
@@ -50,6 +51,7 @@ class CausalTarget(Target):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        require_kept_keys(self.model, self.prompts.host_lengths, self.length)
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         self.history: Tensor | None = None
         self._known: Tensor | None = None
@@ -132,6 +134,7 @@ class CausalTarget(Target):
     def put(self, items: np.ndarray, other: Target, numbers: np.ndarray) -> None:
         """See ``Target.put``."""
         super().put(items, other, numbers)
+        require_kept_keys(self.model, self.prompts.host_lengths, self.length)
         self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
         if self.past is not None:
             prompts = self.prompts.all_tokens[: self.items], self.prompts.all_lengths[: self.items]
@@ -480,8 +483,8 @@ class CausalTarget(Target):
     def _ended(self, positions: Tensor, legal: Tensor | None) -> Tensor | None:
         """Find the positions where the row has ended: bool [B, L]; None without a history.
 
-        They are those behind an eos token and, so that no ban of the eos token keeps a row from
-        ending, those where it alone is allowed.
+        They are those behind an end and, so that no ban of the eos token keeps a row from ending,
+        those where it alone is allowed.
 
         Args:
             positions: long [B, L].
@@ -493,15 +496,15 @@ class CausalTarget(Target):
         column = torch.arange(self.history.shape[1] - 1, device=self.device)
         # of a tree every column has a history of its own
         history = self.history[:, None] if self._branches is None else self._branches
-        is_eos = history[..., 1:] == end
-        first = torch.where(is_eos, column, len(column)).amin(-1)
+        is_end = self.space.is_end(history[..., 1:])
+        first = torch.where(is_end, column, len(column)).amin(-1)
         ended = first < positions
         if self.past is None or legal is None:
             return ended
         return ended | (legal[..., end] & (legal.sum(-1) == 1))
 
     def _only_eos(self, logprobs: Tensor, ended: Tensor | None) -> Tensor:
-        """Let another eos token follow the eos token, whatever the logits are.
+        """Let the eos token follow the end of a row, whatever the logits are.
 
         Args:
             logprobs: log-probabilities [B, L, V], which are written over.

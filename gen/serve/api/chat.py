@@ -105,7 +105,7 @@ def _part(part: Part, name: str, media: dict[str, list[Any]]) -> dict[str, str]:
             message = f"{name} is {shown(value.url)}; expected a data: URI"
             raise ApiError(message, name, "invalid_media")
         only(value.detail, ("auto", "high"), f"{name}.detail", "images are read as they are")
-        media["images"].append(given_image(value.url, name).convert("RGB"))
+        media["images"].append(given_image(value.url, name))
         return {"type": "image"}
     if isinstance(value, InputAudio):
         media["audio"].append(given_bytes(value.data, name))

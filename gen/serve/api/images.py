@@ -104,14 +104,14 @@ def _edit(body: EditRequest, files: dict[str, list[bytes]]) -> Wanted:
     image = given_image(images[0], "image")
     masks = files.get("mask") or ([] if body.mask is None else [body.mask])
     if not masks:
-        prompt = {"text": body.prompt, "images": image.convert("RGB")}
+        prompt = {"text": body.prompt, "images": image}
         return Wanted.of(body, body.model, [prompt], n=body.n or 1)
-    mask = given_image(masks[0], "mask")
-    if mask.mode in ("RGBA", "LA") and np.asarray(mask.getchannel("A")).min() < 255:
+    mask = given_image(masks[0], "mask", alpha=True)
+    if mask.mode == "RGBA" and np.asarray(mask.getchannel("A")).min() < 255:
         region = np.asarray(mask.getchannel("A")) == 0  # OpenAI's masks are transparent there
     else:
         region = np.asarray(mask.convert("L")) > 127
-    start = EditSpec(source=image.convert("RGB"), mask=region)
+    start = EditSpec(source=image, mask=region)
     return Wanted.of(body, body.model, [body.prompt], n=body.n or 1, start=start)
 
 

@@ -19,8 +19,11 @@ from PIL import Image
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, shown
 from gen.media.given import DATA, data_bytes
+from gen.media.images import read_image
+from gen.media.kinds import extension_of
 from gen.serve.api.errors import ApiError
 
+OPENED = ("PNG", "JPEG", "WEBP")  # formats of images that a request brings
 MOST_PIXELS = 64_000_000  # of an image
 MOST_UNPACKED = 256_000_000  # bytes of the arrays of an archive
 TYPES = {
@@ -37,21 +40,6 @@ TYPES = {
     "npz": "application/octet-stream",
     "bvh": "text/plain",
 }
-# beginning of a file, position of it, and the extension that such files have
-SIGNS = (
-    (b"\x89PNG", 0, "png"),
-    (b"\xff\xd8\xff", 0, "jpg"),
-    (b"WEBP", 8, "webp"),
-    (b"WAVE", 8, "wav"),
-    (b"fLaC", 0, "flac"),
-    (b"ID3", 0, "mp3"),
-    (b"\xff\xfb", 0, "mp3"),
-    (b"ftyp", 4, "mp4"),
-    (b"GIF8", 0, "gif"),
-    (b"\x1aE\xdf\xa3", 0, "mkv"),
-    (b"PK\x03\x04", 0, "npz"),
-    (b"HIERARCHY", 0, "bvh"),
-)
 
 
 def encoded(modality: Modality, media: Any, extension: str, info: Any = None) -> bytes:
@@ -110,34 +98,14 @@ def given_bytes(value: Any, param: str) -> bytes:
     return content
 
 
-def kind_of(content: bytes) -> str | None:
-    """Return the extension of the file that some bytes are of; None for no known one."""
-    return next((e for sign, at, e in SIGNS if content[at : at + len(sign)] == sign), None)
-
-
-def given_image(value: Any, param: str) -> Image.Image:
-    """Return an image that a request brings. Raises ``ApiError`` for anything else."""
+def given_image(value: Any, param: str, alpha: bool = False) -> Image.Image:
+    """Return an image that a request brings, as ``gen.media.images.read_image`` does. Raises
+    ``ApiError`` for anything else."""
     content = given_bytes(value, param)
     try:
-        with Image.open(io.BytesIO(content), formats=["PNG", "JPEG", "WEBP"]) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ApiError(
-                    f"{param} has {image.width}x{image.height} pixels; expected at most"
-                    f" {MOST_PIXELS} of them",
-                    param,
-                    "invalid_media",
-                )
-            image.load()
-            return image.copy()
-    except ApiError:
-        raise
-    except Exception as error:  # a damaged file may raise anything
-        words = " ".join(str(error).split()).replace("<_io.BytesIO object", "<bytes")
-        raise ApiError(
-            f"{param} cannot be read: {words[:200]}; expected a PNG, JPEG or WebP image",
-            param,
-            "invalid_media",
-        ) from None
+        return read_image(content, param, OPENED, MOST_PIXELS, alpha)
+    except GenError as error:
+        raise ApiError(str(error), param, "invalid_media") from None
 
 
 def given_file(modality: Modality, value: Any, param: str) -> Any:
@@ -152,7 +120,7 @@ def given_file(modality: Modality, value: Any, param: str) -> Any:
         ApiError: the file cannot be read, or is of another kind.
     """
     content = given_bytes(value, param)
-    kind = kind_of(content)
+    kind = extension_of(content)
     extensions = (modality.extension, *modality.formats, modality.kept, *modality.also)
     if kind not in extensions:
         raise ApiError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -15,13 +16,14 @@ from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
-from gen.core.logprobs import ItemLogprobs
+from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.tokenizers.base.text_bytes import BROKEN
 
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
@@ -64,6 +66,9 @@ class TextFields(SamplerFields):
     structured: dict[str, Any] | None = Field(None, description="Rule that the text obeys.")
     min_new_tokens: int | None = Field(None, le=MOST_TOKENS)
     max_new_tokens: int | None = None
+    max_length: int | None = Field(
+        None, le=MOST_TOKENS, description="Most tokens of prompt and output together."
+    )
     prefix: Text | None = Field(None, description="Text that every output begins with.")
 
     def limits(self, *names: str) -> dict[str, Any]:
@@ -215,18 +220,19 @@ class Completions:
         """Return what a choice of a stream says of a part of its text."""
         return {"text": text}
 
-    def logprobs(self, found: ItemLogprobs) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of a choice."""
+    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
+        """Return log-probabilities of the tokens of a choice.
+
+        Args:
+            found: log-probabilities of its tokens.
+            start: characters that were given.
+        """
         tokens = [token for token in found if token is not None]
-        texts = [token.text or "" for token in tokens]
         return {
-            "tokens": texts,
+            "tokens": [token.text or "" for token in tokens],
             "token_logprobs": [_number(token.logprob) for token in tokens],
-            "top_logprobs": [
-                {text: _number(x) for text, (_, x) in zip(t.top_texts or (), t.top, strict=False)}
-                for t in tokens
-            ],
-            "text_offset": [len("".join(texts[:i])) for i in range(len(texts))],
+            "top_logprobs": [_by_text(token) for token in tokens],
+            "text_offset": _offsets(tokens, start),
         }
 
 
@@ -244,21 +250,44 @@ class Chats(Completions):
     def part(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
 
-    def logprobs(self, found: ItemLogprobs) -> dict[str, Any]:
-        def said(text: str, logprob: float) -> dict[str, Any]:
-            return {"token": text, "logprob": _number(logprob), "bytes": list(text.encode())}
+    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
+        def said(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
+            if raw is None and BROKEN not in text:  # special tokens are spelt
+                raw = text.encode()
+            numbers = None if raw is None else list(raw)
+            return {"token": text, "logprob": _number(logprob), "bytes": numbers}
 
-        content = [
-            {
-                **said(t.text or "", t.logprob),
-                "top_logprobs": [
-                    said(text, x) for text, (_, x) in zip(t.top_texts or (), t.top, strict=False)
-                ],
-            }
-            for t in found
-            if t is not None
-        ]
+        content = []
+        for t in found:
+            if t is not None:
+                tops = zip(t.top_texts or (), t.top_bytes or (), t.top, strict=True)
+                top = [said(text, raw, x) for text, raw, (_, x) in tops]
+                own = said(t.text or "", t.text_bytes, t.logprob)
+                content.append({**own, "top_logprobs": top})
         return {"content": content, "refusal": None}
+
+
+def _by_text(token: TokenLogprob) -> dict[str, float]:
+    """Return log-probabilities by text. Of equal texts of several tokens one keeps its text, that
+    of the drawn token first; the others are spelt ``token_id:7``."""
+    taken, found = {token.text: token.token_id}, {}
+    for text, (token_id, x) in zip(token.top_texts or (), token.top, strict=True):
+        own = taken.setdefault(text, token_id) == token_id
+        found[text if own else f"token_id:{token_id}"] = _number(x)
+    return found
+
+
+def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
+    """Return the position of each token in the text, in characters: that of the character that it
+    belongs to."""
+    decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
+    for token in tokens:
+        raw = token.text_bytes or b""
+        start += len(decoder.decode(raw[:1]))
+        is_inside = bool(decoder.getstate()[0]) or not raw  # of a character that is not over
+        offsets.append(start if is_inside else start - 1)
+        start += len(decoder.decode(raw[1:]))
+    return offsets
 
 
 def _number(logprob: float) -> float:
@@ -284,12 +313,13 @@ async def _answer(
     only(body.stream_options, (), "stream_options", "nothing streams without stream")
     output = await calls.output(wanted, request)
     finished = await run_in_threadpool(_finish_reasons, calls, body, output)
+    logprobs, given = output.logprobs, len(body.prefix or "")
     choices = [
         {
             "index": i,
             **shape.whole(text),
             "finish_reason": finished[i],
-            "logprobs": None if output.logprobs is None else shape.logprobs(output.logprobs[i]),
+            "logprobs": None if logprobs is None else shape.logprobs(logprobs[i], given),
             "gen": item_info(output, i),
         }
         for i, text in enumerate(output.media)
@@ -319,7 +349,7 @@ async def _events(
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
         if output.logprobs is not None:
-            more["logprobs"] = shape.logprobs(output.logprobs[i])
+            more["logprobs"] = shape.logprobs(output.logprobs[i], len(body.prefix or ""))
         yield said(i, shape.part(""), reason, **more)
     if with_usage:
         counts = await run_in_threadpool(usage, call.calls, body, output)
@@ -328,13 +358,13 @@ async def _events(
 
 
 def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
-    """Return why each text ended: ``stop`` at the eos token or a stop text, or ``length``."""
+    """Return why each text ended: ``stop`` at an end or a stop text, or ``length``."""
     pipe = calls.engine.models.pipeline(body.model)
     _, binding, frontend = pipe.bound(output.model)
-    ends = {binding.space.eos_token_id, *output.sampling.stop_token_ids} - {None}
+    ends = {*binding.space.ends, *output.sampling.stop_token_ids}
     reasons: list[str] = []
-    for tokens in output.tokens.tolist():
-        if ends & set(tokens):
+    for tokens, stats in zip(output.tokens.tolist(), output.stats, strict=True):
+        if ends & set(tokens[: stats.tokens]):  # what fills a row behind its limit ends nothing
             reasons.append("stop")
             continue
         text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)

@@ -142,7 +142,7 @@ class BeamSearch(PoolSampler):
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         size = self.num_beams // self.num_beam_groups
         params = self.pool(size)
-        width = params.width(len(target.space.ends))
+        width = params.width(len(target.space.row_ends))
         if self.diversity_penalty:  # so many tokens of a row may be penalised
             width += self.num_beams
 

@@ -90,7 +90,7 @@ class TrimmedNodes(Nodes):
 
     def __init__(self, target: CausalTarget, inner: Nodes, count: int, table: TokenTable | None):
         self.inner, self.targets, self.hidden_layers = inner, inner.targets, inner.hidden_layers
-        self.size, self.eos_token_id = target.legal.shape[-1], target.space.eos_token_id
+        self.size, self.ends = target.legal.shape[-1], target.space.ends
         self.count = min(count, self.size)
         self.context = Context(target) if table is None else None
         self.kept = self._frequent(
@@ -110,8 +110,8 @@ class TrimmedNodes(Nodes):
         order = counts.sort(dim=-1, descending=True, stable=True).indices
         kept = torch.zeros_like(counts, dtype=torch.bool)
         kept.scatter_(1, order[:, : self.count], True)
-        if self.eos_token_id is not None:
-            kept[:, self.eos_token_id] = True
+        for end in self.ends:
+            kept[:, end] = True
         return kept
 
     def _trim(self, logq: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams, has_no_distribution
 from gen.core.token_space import TokenSpace
-from gen.samplers.causal.couplings import without_eos
+from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.failed import failed_draws
@@ -109,7 +109,7 @@ class IteratedInitialiser(Initialiser):
         logq = q = entering.legal  # until the first pass
         while running.any() and (self.rounds is None or passes.max() < self.rounds):
             q = self.predict(entering, canvas, not passes.any())
-            q = without_eos(q, self.space.eos_token_id)
+            q = without_ends(q, self.space.ends)
             passes += running
             logq = q if self.filters is None else self.filters(q, None, None)
             logq = logq if shift is None else _shifted(q, shift, logq)

@@ -1,9 +1,9 @@
 """Stops: when a row is over before every position has been decided, and what the rest becomes.
 
     filled   never
-    end      the eos token (``TokenSpace.eos_token_id``) stands somewhere and no position left of it
-             is masked: the masked positions right of it become eos too. Those that were committed
-             there before keep their tokens, which are behind the end and mean nothing
+    end      an end (``TokenSpace.row_ends``) stands somewhere and no position left of it is masked:
+             the masked positions right of it become the eos token. Those that were committed there
+             before keep their tokens, which are behind the end and mean nothing
 
 A stop returns which rows are over, bool [b], and the tokens of what such rows left masked, [b, T].
 """
@@ -26,13 +26,13 @@ def filled(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
 
 @register("stop", "end")
 def end(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """Stops when all positions before the first eos token are committed. Raises ``GenError`` for a
-    space without an eos token."""
+    """Stops when all positions before the first end are committed. Raises ``GenError`` for a space
+    without an eos token."""
     if step.space.eos_token_id is None:
         raise GenError(
             "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.eos_token_id);"
             " this model has none; expected filled or prophet"
         )
-    ends = canvas == step.space.eos_token_id
+    ends = step.space.is_end(canvas)
     known = (~step.space.is_masked(canvas)).long().cumprod(1).bool()
     return (ends & known).any(1), torch.full_like(canvas, step.space.eos_token_id)

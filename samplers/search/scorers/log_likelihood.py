@@ -22,6 +22,7 @@ from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
 
 ROWS = 32  # outputs of a forward pass
@@ -106,7 +107,7 @@ class _Likelihood(Scorer):
                 f"scorer 'log_likelihood' got outputs of {tokens.shape[1]} positions; expected at"
                 f" most {space.length}, those of model {self.target.name}"
             )
-        counted = torch.stack([_counted(s, space.eos_token_id) for s in samples]).to(device)
+        counted = torch.stack([_counted(s, space) for s in samples]).to(device)
         target = self.target.of_items(np.array([s.item for s in samples]))
         before = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], 1)
         positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
@@ -119,11 +120,9 @@ class _Likelihood(Scorer):
         return (total / counted.sum(1).clamp(min=1)).cpu()
 
 
-def _counted(sample: Sample, eos_token_id: int | None) -> Tensor:
-    """Find the decided positions of a sample up to its eos token, bool [T]."""
+def _counted(sample: Sample, space: TokenSpace) -> Tensor:
+    """Find the decided positions of a sample up to its end, bool [T]."""
     tokens, known = sample.tokens, sample.known
     counted = torch.ones(len(tokens), dtype=torch.bool) if known is None else known.cpu()
-    if eos_token_id is None:
-        return counted
-    ends = (tokens == eos_token_id).long()
+    ends = space.is_end(tokens).long()
     return counted & (ends.cumsum(0) - ends == 0)

@@ -71,6 +71,7 @@ def logprobs(model, space, sampling, context, prefix) -> list[float]:
     ],
     ids=lambda s: f"{s['num_beams']} beams",
 )
+@pytest.mark.thinned(3)
 def test_tokens_are_those_of_transformers(settings, ends):
     model = small_llama(12, 4)
     for p in model.parameters():
@@ -116,6 +117,7 @@ def test_control_rows_that_do_not_follow_their_hypothesis_are_found(monkeypatch)
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("end", [False, True])
+@pytest.mark.thinned(2)
 def test_beams_that_hold_every_beginning_find_the_most_likely_texts(end, sampling):
     positions, ids = 4, 3
     space = with_end(positions, ids) if end else space_of((positions,), ids)
@@ -208,6 +210,7 @@ SPECS = ("beam", "diverse_beam", "momentum", "adadec", "superposed")
         pytest.param(GUIDED, id="guided"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_an_item_is_the_same_in_any_batch_and_window_of_rows(name, sampling):
     every = list(range(7))
     early = {"early_stopping": True} if "beam" in name else {}

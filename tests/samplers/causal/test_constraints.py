@@ -61,7 +61,7 @@ def test_distribution_of_autoregression(space, sampling):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_distribution_of_jacobi_for_every_window(coupling, window):
     spaces = (
         (exact_length(4, 4), with_end(4))
@@ -74,6 +74,7 @@ def test_distribution_of_jacobi_for_every_window(coupling, window):
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(9)
 def test_distribution_of_jacobi_for_every_initialiser(coupling, init):
     """What enters the window knows nothing of the constraint, so most of it is illegal."""
     assert error(jacobi(coupling=coupling, window=3, init=init), exact_length(3, 3)) < EXACT
@@ -95,7 +96,7 @@ def test_distribution_of_jacobi_for_every_distribution(coupling, sampling):
     ],
 )
 @pytest.mark.parametrize("verifier", ["token", "block"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_distribution_of_speculative_decoding(verifier, policy, told):
     """Also with a draft model that knows nothing of the constraint."""
     size = 4 if told and policy == "constant" else 3
@@ -208,6 +209,7 @@ def disobedient(sampler) -> int:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.thinned(9)
 def test_every_causal_sampler_obeys_or_refuses(name):
     """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
     is not legal."""

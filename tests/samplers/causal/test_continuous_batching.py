@@ -91,7 +91,7 @@ def decode(name: str, sampling: SamplingParams, end: bool, at_most: int | None):
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_tokens_calls_and_traces_are_those_of_one_batch(name, end, scale):
     sampling = SamplingParams(guidance_scale=scale)
     whole, _ = decode(name, sampling, end, None)

@@ -66,6 +66,7 @@ def test_distribution_of_jacobi_for_every_parameter(case):
 
 @pytest.mark.parametrize("told", [True, False], ids=["drafts are controlled", "drafts are not"])
 @pytest.mark.parametrize("verifier", ["token", "block"])
+@pytest.mark.thinned(2)
 def test_distribution_of_speculative_chains(verifier, told):
     sampler = speculative(verifier=verifier, num_speculative_tokens=2)
     for space, sampling in ((SHORT, COUNTED), (TINY, COUNTS)):

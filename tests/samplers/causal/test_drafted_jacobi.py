@@ -80,25 +80,28 @@ def runs(items: int = 40, seed: int = 5, sampling=COMBINED):
 @pytest.mark.parametrize("rounds", [1, None])
 @pytest.mark.parametrize("init", ["model", "model_table"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_a_draft_model_keeps_the_distribution(with_table, coupling, init, rounds):
     sampler = jacobi(coupling=coupling, window=3, init=init, draft_rounds=rounds)
     assert distribution_error(sampler) < EXACT
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(2)
 def test_a_table_keeps_the_distribution(with_table, coupling):
     assert distribution_error(jacobi(coupling=coupling, window=3, init="table")) < EXACT
 
 
 @pytest.mark.parametrize("init", ["model", "table"])
 @pytest.mark.parametrize("coupling", KEEPING)
+@pytest.mark.thinned(2)
 def test_drafts_that_are_not_corrected_keep_the_distribution(with_table, coupling, init):
     assert distribution_error(jacobi(coupling=coupling, window=3, init=init, redraft=False)) < EXACT
 
 
 @pytest.mark.parametrize("init", ["model", "table", "model_table"])
 @pytest.mark.parametrize("coupling", KEEPING)
+@pytest.mark.thinned(4)
 def test_drafts_that_are_replaced_keep_the_distribution(with_table, coupling, init):
     sampler = jacobi(coupling=coupling, window=3, init=init, redraft="replace")
     assert distribution_error(sampler) < EXACT
@@ -131,6 +134,7 @@ def test_keeping_confident_drafts_does_not_keep_the_distribution():
 
 @pytest.mark.parametrize("init", ["model", "table"])
 @pytest.mark.parametrize("coupling", ["fresh", "maximal"])
+@pytest.mark.thinned(3)
 def test_control_a_distribution_of_another_context(monkeypatch, with_table, coupling, init):
     true = IteratedInitialiser.fill
 

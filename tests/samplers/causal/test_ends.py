@@ -47,12 +47,13 @@ class Watched(JacobiDrafter):
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(3)
 def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", Watched)
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            monkeypatch.setattr(jacobi_drafter, "without_eos", lambda logprobs, eos: logprobs)
+            monkeypatch.setattr(jacobi_drafter, "without_ends", lambda logprobs, ends: logprobs)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 

@@ -73,6 +73,7 @@ def passes(out, items=slice(None)) -> int:
 
 @pytest.mark.parametrize("space", [space_of(GRID, IDS), with_end(24, 6)], ids=["length", "end"])
 @pytest.mark.parametrize("redraft", [None, False])
+@pytest.mark.thinned(2)
 def test_the_tokens_are_those_of_autoregression(space, redraft):
     out = run(growing(redraft=redraft), space)
     assert torch.equal(out.tokens, run(autoregressive(), space).tokens)

@@ -33,6 +33,7 @@ def made(name: str):
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("name", TRUNKS)
+@pytest.mark.thinned(2)
 def test_unrolled_training_is_decoding_step_by_step(name, shape):
     net, layers = made(name)
     assert gap(noted(net, layers, *(CHAIN if shape == "chain" else tree())), net, layers) < STATES

@@ -268,7 +268,7 @@ def none(rounds: list[list[str]]) -> bool:
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(PLAIN + JACOBI))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_what_drafts_for_itself_never_waits(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.proposed) and none(drafter.verified)
@@ -285,7 +285,7 @@ def test_corrected_drafts_wait_once_between_their_rounds(monkeypatch, coupling):
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(CHAINS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.verified) and sum(drafter.calls) > 2
@@ -300,12 +300,14 @@ def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, 
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(TREES))
+@pytest.mark.thinned(6)
 def test_a_tree_never_waits(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.proposed) and none(drafter.verified) and sum(drafter.calls) > 2
 
 
 @pytest.mark.parametrize("verifier", ["token", "block", "recursive", "follow"])
+@pytest.mark.thinned(2)
 def test_pearl_waits_once_per_round_for_whether_its_drafts_go_on(monkeypatch, verifier):
     spec = {"name": "speculative", "drafter": "pearl", "num_speculative_tokens": 3}
     drafter = watched(monkeypatch, {**spec, "verifier": verifier}, SPACES["all"], asks=True)
@@ -321,6 +323,7 @@ def test_latents_that_draft_for_themselves_never_wait(monkeypatch, spec):
 
 
 @pytest.mark.parametrize("spec", TRIED, ids=named)
+@pytest.mark.thinned(2)
 def test_latents_wait_for_what_was_rejected_and_then_once_per_block_of_tries(monkeypatch, spec):
     drafter = watched(monkeypatch, spec, None)
     assert none(drafter.proposed) and sum(drafter.blocks) > 0
@@ -391,6 +394,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("spec", WHOLE, ids=lambda x: x if isinstance(x, str) else x["coupling"])
+@pytest.mark.thinned(2)
 def test_a_round_of_a_network_waits_once_in_all(spec):
     """For one copy to the host, which is then an array there. The forward call, the distribution
     and guidance are in it."""
@@ -429,7 +433,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
     """To know which rows are done. The distribution, what is proposed and chosen and the schedule
     are in it."""

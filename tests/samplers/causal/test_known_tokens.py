@@ -80,6 +80,7 @@ def distribution(context: int, s: SamplingParams) -> dict[tuple[int, ...], float
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
 @pytest.mark.parametrize("spec", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.thinned(3)
 def test_free_positions_keep_their_distribution_given_the_tokens_before(spec, sampling):
     found = found_by(spec, sampling)
     right = [distribution(c, sampling) for c in range(CONTEXTS)]

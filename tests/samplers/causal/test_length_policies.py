@@ -54,6 +54,7 @@ def cases():
 
 
 @pytest.mark.parametrize("sampler", cases())
+@pytest.mark.thinned(2)
 def test_no_policy_changes_the_distribution(sampler):
     assert error(sampler, space_of((4,), 3), COMBINED) < EXACT
     assert error(sampler, with_end(3, 3)) < EXACT
@@ -200,6 +201,7 @@ def test_the_batch_says_how_many_drafts_there_are_and_no_token_changes():
 
 @pytest.mark.parametrize("shape", ["best_first", "beam", "optimal"])
 @pytest.mark.parametrize("verifier", ["follow", "recursive"])
+@pytest.mark.thinned(3)
 def test_a_tree_under_auto_has_as_many_drafts_as_pay(monkeypatch, shape, verifier):
     """Whatever the clock says, a row gets trees of the widths that were tried."""
     seen = []

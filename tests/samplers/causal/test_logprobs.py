@@ -109,6 +109,7 @@ def furthest(out, logp: torch.Tensor, tokens: torch.Tensor, shift: int = 0) -> f
 
 
 @pytest.mark.parametrize("name", list(SPECS))
+@pytest.mark.thinned(6)
 def test_logprobs_are_those_of_a_forward_pass_over_the_finished_text(name):
     params = {"temperature": 0.7, "top_k": 6}
     for rows in (None, 3):

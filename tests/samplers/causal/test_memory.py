@@ -250,7 +250,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "shape", "rows", "window"), CASES)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(10)
 def test_decoding_holds_little_more_than_weights_keys_and_one_distribution(
     name, shape, rows, window
 ):

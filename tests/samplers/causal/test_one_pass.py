@@ -72,6 +72,7 @@ def law_of(model: CausalLM, spec, **space) -> dict:
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 @pytest.mark.parametrize("drafts", [1, 2, 3])
+@pytest.mark.thinned(3)
 def test_the_distribution_is_that_of_autoregression(model, drafts, verifier):
     exact = law_of(model, "autoregressive")
     assert max(exact.values()) < 0.9 and min(exact.values()) > 1e-4

@@ -80,6 +80,7 @@ def test_the_trained_kinds_are_those_of_one_model():
 
 @pytest.mark.parametrize("sampling", [PLAIN, GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.thinned(3)
 def test_a_trained_drafter_leaves_the_tokens_of_autoregression(name, sampling, tmp_path):
     sampler = trained(name, tmp_path, sampling)
     assert sampler.guarantee == "same_tokens" and not sampler.drafted

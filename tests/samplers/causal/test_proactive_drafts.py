@@ -33,6 +33,7 @@ def tree(width=2, levels=1, window=5, **params):
         pytest.param(tree(init="random"), space_of((3,), 2), GUIDED, id="certain drafts"),
     ],
 )
+@pytest.mark.thinned(2)
 def test_a_tree_keeps_the_distribution(sampler, space, sampling):
     assert error(sampler, space, sampling) < EXACT
 

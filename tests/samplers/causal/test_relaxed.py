@@ -121,6 +121,7 @@ def rules(*names: str):
 
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_a_step_is_no_further_from_the_distribution_than_the_bound(name, kind):
     p, q = distributions(kind)
     moved = 0.0
@@ -156,6 +157,7 @@ def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) ->
 
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_the_error_of_a_step_is_the_least_for_what_is_accepted(name, kind):
     p, q = distributions(3 + kind)
     assert max(beyond_the_least(rule, p, q, kind) for rule in rules(name)) < EXACT
@@ -274,7 +276,7 @@ SAMPLING_CASES = {
     ],
 )
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, sampling):
     run = runs(sampling)
     for coupling in COUPLINGS:
@@ -329,7 +331,7 @@ def sequence_error(sampler) -> float:
     ids=lambda d: "-".join(d.values()),
 )
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_relaxation_accepts_more_and_changes_the_distribution(name, drafter):
     param = {"lantern": 0.5, "gsd": 3, "distance": 1, "lexical_unit": 0.7}.get(name)
 

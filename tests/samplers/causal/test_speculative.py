@@ -73,7 +73,7 @@ def error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
 @pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_distribution_for_every_policy_and_length(verifier, policy, length, sampling):
     sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
     assert error(sampler, sampling, space_of((4,), 3)) < EXACT
@@ -100,7 +100,7 @@ def test_distribution_over_many_rounds(verifier):
     ids=str,
 )
 @pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_distribution_when_drafts_have_a_distribution_of_their_own(verifier, draft):
     sampling = SamplingParams(temperature=0.7, guidance_scale=2.0)
     for policy in POLICIES:
@@ -270,6 +270,7 @@ def run_tokens(sampler, sampling):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.thinned(3)
 def test_at_temperature_zero_the_tokens_are_the_argmax_tokens(verifier, policy):
     sampling = SamplingParams(temperature=0.0)
     expected = run(autoregressive(), sampling).tokens

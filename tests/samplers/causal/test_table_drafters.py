@@ -57,7 +57,7 @@ def saying(space: TokenSpace) -> TokenSpace:
 
 
 @pytest.mark.parametrize("params", ALL)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_tables_keep_the_distribution(params):
     assert error(speculative(**params), saying(space_of((4,), 3))) < EXACT
 
@@ -146,6 +146,7 @@ def preset(name: str, **params):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_an_item_is_the_same_in_any_batch(name):
     whole = run(preset(name))
     for items, rows in ((range(ITEMS), 2), ([4, 0, 3], 3), ([2, 1], 1)):
@@ -163,6 +164,7 @@ def test_control_a_table_that_outlives_its_item_changes_the_next_one(monkeypatch
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_the_tokens_are_those_of_autoregression(name):
     plain = run(autoregressive())
     out = run(preset(name, verifier="follow"))
@@ -179,6 +181,7 @@ def test_a_tree_is_no_larger_than_what_its_row_knows():
 
 
 @pytest.mark.parametrize("name", ["suffix", "token_recycling", "aded", "stand"])
+@pytest.mark.thinned(2)
 def test_finished_items_teach_the_next_ones(name):
     kept = {"verifier": "follow", "scope": "call"}
     own, call = run(preset(name, verifier="follow"), rows=1), run(preset(name, **kept), rows=1)

@@ -98,6 +98,7 @@ def test_control_drafts_of_another_distribution(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("shape", ["block", "tree"])
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.thinned(9)
 def test_a_row_is_the_same_alone_and_in_a_batch(tmp_path, name, shape):
     weights = write(name, target(10, 20), tmp_path)
     sampler = drafting(name, weights, **SHAPES[shape])
@@ -115,6 +116,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(tmp_path, name, shape):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.thinned(6)
 def test_rows_that_wait_at_a_bound_go_on(tmp_path, name):
     weights = write(name, target(12, 20), tmp_path)
     sampler = drafting(name, weights, verifier="follow")
@@ -195,6 +197,7 @@ def alone(net, name: str, row: int, begun: list[int], path: list[int], shift: in
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("name", ["medusa", "hydra", "recurrent", "trigram"])
+@pytest.mark.thinned(3)
 def test_a_node_reads_the_state_before_the_last_token_and_its_own_path(name, shape):
     assert gap(noted(name, shape), name) < 1e-9
 

@@ -44,18 +44,18 @@ CASES = list(cases())
 
 
 @pytest.mark.parametrize("params", CASES)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(15)
 def test_trees_keep_the_distribution(params):
     assert error(speculative(**params), space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("params", CASES)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(14)
 def test_trees_keep_the_distribution_with_guidance_and_filters(params):
     assert error(speculative(**params), space_of((4,), 3), COMBINED) < EXACT
 
 
 @pytest.mark.parametrize("params", CASES)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(14)
 def test_trees_keep_the_distribution_of_texts_that_end(params):
     assert error(speculative(**params), with_end(3, 3)) < EXACT

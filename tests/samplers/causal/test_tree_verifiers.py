@@ -78,7 +78,7 @@ def plain():
 
 
 @pytest.mark.parametrize(("drafter", "shape", "way"), WAYS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(13)
 def test_follow_gives_the_tokens_of_autoregression(drafter, shape, way, plain):
     parts = {"drafter": drafter, "shape": shape, "draws": way, **SHAPES[shape]}
     # what mixes tokens has none whose constraint could be read

@@ -132,6 +132,7 @@ def law_of(model, sampler_spec, length: int, **more) -> dict:
 @pytest.mark.parametrize(
     ("threshold", "window"), [(0.0, 16), (0.0, 2), (0.0, 1), (0.63, 3), (0.63, 2), (5.0, 2)]
 )
+@pytest.mark.thinned(3)
 def test_the_distribution_is_that_of_the_rule(threshold, window):
     length = 4
     model = tiny(length)

@@ -91,6 +91,7 @@ def test_the_width_that_pays_is_found_and_kept(seconds, best):
 @pytest.mark.parametrize("rows", [1, 8, 32])
 @pytest.mark.parametrize("seconds", [FLAT, FULL, BENT])
 @pytest.mark.parametrize("gain", [0.0, 0.3, 0.9])
+@pytest.mark.thinned(3)
 def test_it_is_never_more_than_a_twentieth_slower_than_one_place_at_a_time(rows, seconds, gain):
     """Once the widths were tried; trying them costs what it costs, and is paid once per model."""
     device, known = Device(seconds, lambda width: 1 + gain * np.log2(width)), Widths()
@@ -224,7 +225,7 @@ def jacobi_error(
 
 @pytest.mark.parametrize("init", ["uniform", "repeat"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_windows_that_follow_what_was_accepted_keep_the_distribution(coupling, init):
     assert jacobi_error(coupling, init, ByHistory) < EXACT
 

@@ -70,7 +70,7 @@ def run_all(batch, items, arrivals, size=3):
     return numbers
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(19)
 @pytest.mark.parametrize("name", OPEN)
 def test_items_that_join_later_have_the_tokens_and_forward_passes_they_have_alone(name):
     items = Items(name)

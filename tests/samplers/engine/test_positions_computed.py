@@ -76,6 +76,7 @@ CAUSAL = {
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("spec", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.thinned(3)
 def test_causal_samplers(spec, sampling):
     """Prompts of several lengths and ragged windows."""
     models = LeaningCausal(V, 1, spread=2.0), LeaningCausal(V, 3, spread=2.0)

@@ -100,6 +100,7 @@ def test_ks_by_hand():
 
 
 @pytest.mark.parametrize(("sigmas", "channels"), PATHS.values(), ids=PATHS)
+@pytest.mark.thinned(2)
 def test_the_target_alone_has_the_distribution_in_closed_form(sigmas, channels):
     target, draft = models(sigmas, channels)
     tokens = run(autoregressive(), target).tokens
@@ -109,7 +110,7 @@ def test_the_target_alone_has_the_distribution_in_closed_form(sigmas, channels):
 
 @pytest.mark.parametrize("ratio", [0.7, 1.4])
 @pytest.mark.parametrize(("sigmas", "channels"), PATHS.values(), ids=PATHS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_exact_mode_has_the_distribution_of_the_target(sigmas, channels, ratio):
     target, draft = models(sigmas, channels, ratio)
     out = run(speculative(num_speculative_tokens=2), target, draft)

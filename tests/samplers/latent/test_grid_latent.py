@@ -32,7 +32,7 @@ def test_all_samplers_of_latents_are_here():
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 def test_contract(name):
     sampler, _ = resolve_sampler(SPECS[name])
     calls: list[dict[str, int]] = []

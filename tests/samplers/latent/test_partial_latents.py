@@ -150,6 +150,7 @@ def run(name: str, spec: dict, rows=range(ROWS), at_most: int | None = None):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(9)
 def test_refreshing_in_every_pass_is_the_base_with_the_same_draws(name, policy):
     spec = {"name": "mar", "steps": 4, "cache": policy, "blocks": "fixed", "block_length": 3}
     base, found, usual = (
@@ -168,6 +169,7 @@ def test_refreshing_in_every_pass_is_the_base_with_the_same_draws(name, policy):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("change", [{}, {"cache_refresh": 4, "cache_condition": True}])
+@pytest.mark.thinned(2)
 def test_a_row_is_the_same_alone_in_a_batch_and_in_its_turn(name, change):
     whole = run(name, PARTIAL | change)
     turns = run(name, PARTIAL | change, at_most=2)

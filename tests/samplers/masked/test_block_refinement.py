@@ -108,6 +108,7 @@ def edits(out) -> int:
         (0.0, 0.15, 12, (12, 4)),
     ],
 )
+@pytest.mark.thinned(2)
 def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, positions, lengths):
     """For prompts that end with a block and inside of one."""
     prompts, params = texts(*lengths), {"threshold": threshold}
@@ -135,6 +136,7 @@ def test_last_blocks_may_be_cut_short_where_nothing_is_edited(both, threshold):
 
 
 @pytest.mark.parametrize(("steps", "editing"), [(1, 0.2), (2, None), (3, 0.2), (5, None), (8, 0.2)])
+@pytest.mark.thinned(2)
 def test_the_preset_counts_steps_as_the_scheduler_does(both, steps, editing):
     """Of blocks that end with the text. Fewer steps commit more places in each, and when they are
     used up nothing is edited any more."""

@@ -208,7 +208,7 @@ def same(name: str, out: SampleOutput) -> bool:
 
 
 @pytest.mark.parametrize("name", MARKED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_tokens_calls_and_traces_are_those_of_each_item_alone(name):
     out, sizes = decode(name, at_most=2)
     assert same(name, out)
@@ -242,12 +242,14 @@ def test_so_they_are_for_every_size(name, at_most):
         "cache-window",
     ],
 )
+@pytest.mark.thinned(3)
 def test_so_they_are_for_one_and_for_three_at_a_time(name, at_most):
     assert same(name, decode(name, at_most=at_most)[0])
 
 
 @pytest.mark.parametrize("sampling", ["guided", pytest.param("plain", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", registry.table("cache_policy"))
+@pytest.mark.thinned(3)
 def test_networks_with_caches_and_conditions_of_different_lengths(policy, sampling):
     """``test_masked_cache``'s: the canvases are uneven."""
 
@@ -270,6 +272,7 @@ def test_networks_with_caches_and_conditions_of_different_lengths(policy, sampli
 @pytest.mark.parametrize(
     "spec", ["mar", {"name": "masked_iterative", "order": "halton", "steps": 3}], ids=str
 )
+@pytest.mark.thinned(2)
 def test_latents_are_those_of_each_item_alone(spec, scale):
     sampler, sampling = resolve_sampler(spec, {"temperature": 0.9, "guidance_scale": scale})
     of, start = TokenSpace.latents(GRID, 2), torch.full((N, T, 2), torch.nan, dtype=torch.float64)
@@ -298,6 +301,7 @@ def test_latents_are_those_of_each_item_alone(spec, scale):
 
 
 @pytest.mark.parametrize("name", ["maskgit", "klass", "eb", "ccd", "stop-end", "judge"])
+@pytest.mark.thinned(3)
 def test_uneven_rows_take_fewer_calls_of_the_model_than_batch_by_batch(name):
     """Also than batches of items that have something to fill."""
     (out, sizes), nfe = (

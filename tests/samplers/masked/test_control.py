@@ -446,7 +446,7 @@ def furthest(sampler, automaton, sampling) -> float:
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("sampling", EXACT_SAMPLING)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_exact_samplers_draw_from_the_constrained_distribution(name, sampling):
     sampler = resolve_sampler(EXACT[name] | {"order": "raster"})[0]
     automaton = random_automaton(1, rows=FEW)

@@ -220,7 +220,7 @@ def run(
         ("confidence", "combined"),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sampling):
     calls, fewer, sampling = 0, 0, SAMPLING_CASES[sampling]
     for model in models(SPACE):
@@ -429,6 +429,7 @@ MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1
     ("order", "verifier"),
     [*((order, "token") for order in ORDERS), ("confidence", "block"), ("random", "block")],
 )
+@pytest.mark.thinned(3)
 def test_exact_speculation_has_the_distribution_of_sequential_decoding(order, verifier):
     assert (
         error(

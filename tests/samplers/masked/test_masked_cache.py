@@ -95,6 +95,7 @@ def errors(
 
 @pytest.mark.parametrize(("name", "sampling"), CASES)
 @pytest.mark.parametrize("policy", APPROXIMATE)
+@pytest.mark.thinned(3)
 def test_refreshing_every_call_is_no_cache(policy, name, sampling, monkeypatch):
     assert (
         errors(
@@ -110,6 +111,7 @@ def test_refreshing_every_call_is_no_cache(policy, name, sampling, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", APPROXIMATE)
+@pytest.mark.thinned(3)
 def test_control_refreshing_as_published_is_not(policy, monkeypatch):
     assert (
         errors(monkeypatch, target(model("llama_shifted"), SAMPLING_CASES["guided"]), cache=policy)
@@ -119,6 +121,7 @@ def test_control_refreshing_as_published_is_not(policy, monkeypatch):
 
 @pytest.mark.parametrize(("name", "sampling"), CASES)
 @pytest.mark.parametrize("policy", APPROXIMATE)
+@pytest.mark.thinned(3)
 def test_with_one_layer_a_policy_is_exact_if_it_computes_all_that_changed(
     policy, name, sampling, monkeypatch
 ):
@@ -179,6 +182,7 @@ def test_under_a_block_causal_mask_finished_blocks_need_no_second_look(policy, m
 
 
 @pytest.mark.parametrize("policy", ["dual", "prefix", "vicinity", "freecache"])
+@pytest.mark.thinned(2)
 def test_one_block_that_is_all_there_is_leaves_nothing_to_keep(policy, monkeypatch):
     def empty(sampling):
         return torch.zeros(ROWS, 0, dtype=torch.long) if sampling.guided else None
@@ -255,6 +259,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
 
 @pytest.mark.parametrize(("name", "sampling"), CASES[1:3])
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, sampling):
     net, sampling, ragged = model(name), SAMPLING_CASES[sampling], not name.startswith("grid")
     whole = decode(target(net, sampling, ragged=ragged), cache=policy)

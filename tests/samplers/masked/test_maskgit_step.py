@@ -86,7 +86,7 @@ def first_difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> int | None
 @pytest.mark.parametrize(
     ("side", "steps"), [(4, 1), (4, 2), (4, 5), (4, 12), (8, 3), (8, 12), (8, 16)]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_step_is_the_schedulers(folders, side, steps):
     pipe = gen.load("image", model=folders[side], dtype="float64")
     wanted = theirs(folders[side], steps, seed=steps)

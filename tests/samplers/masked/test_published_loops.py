@@ -188,6 +188,7 @@ def test_klass_waits_for_its_history_in_every_block(conf, kl, history):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 8, 12, 23])
+@pytest.mark.thinned(3)
 def test_dream_takes_as_many_as_its_times_say(steps):
     spec = {"name": "dream", "steps": steps, "proposer": "argmax"}
     check(decode(spec), lambda f: loops.dream(f, T, MASK, steps=steps))

@@ -148,6 +148,7 @@ def test_control_scores_of_the_local_pass_are_not_the_announced_order(monkeypatc
         {"order": "margin", "blocks": "fixed", "block_length": 4},
     ],
 )
+@pytest.mark.thinned(3)
 def test_without_local_passes_it_is_the_base_with_the_same_draws(params, sampling):
     net, params = model("llama_shifted"), PARTIAL | params
     few = {"cache_refresh": 3, "cache_warmup": 0}

@@ -214,14 +214,14 @@ CHECKS = [check_given, check_progress, check_traces, check_rows, check_final]
     ("remasker", "steps"),
     [(r, n) for r in REMASKERS for n in ([1, 2, 7, 25] if r in PLAIN else [2, 9])],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_what_every_remasker_keeps(remasker, steps, check):
     check(masked_iterative(steps=steps, remasker=remasker))
 
 
 @pytest.mark.parametrize("order", registry.table("order"))
 @pytest.mark.parametrize("remasker", REVISING)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 def test_remaskers_work_with_every_order_and_take_something_back(remasker, order):
     sampler = masked_iterative(steps=8, remasker=remasker, order=order)
     for check in CHECKS if order == "random" else [check_progress]:

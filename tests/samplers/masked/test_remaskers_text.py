@@ -382,6 +382,7 @@ def decode(
     "sampling", [SamplingParams(), SamplingParams(guidance_scale=1.5)], ids=["plain", "guided"]
 )
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_decoding_is_that_of_the_reference(name, sampling):
     """Tokens, calls and places, in blocks, of rows that are given a part, all and nothing; the off
     switch is the control."""

@@ -77,7 +77,7 @@ def case_in(modality: str):
 
 
 @pytest.mark.parametrize(("modality", "selector"), PAIRS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_every_selector_fills_every_modality(case_of, modality, selector):
     decode, canvas, empty, space = case_of(modality)
     sampler, _ = resolve_sampler(

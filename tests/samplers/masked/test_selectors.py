@@ -244,6 +244,7 @@ def check_rule(name: str, selector, rule) -> int:
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_a_selector_takes_what_its_rule_says_in_any_state(name):
     assert check_rule(name, registry.get("selector", name), RULES[name]) > 50
 
@@ -377,6 +378,7 @@ def check_run(sampler, rule, sampling: SamplingParams) -> int:
     ],
 )
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_a_run_is_that_of_its_rule(name, blocks, sampling):
     sampler = masked_iterative(
         selector=name, blocks=blocks, block_length=7, steps=9, schedule="linear", **DARING | SUREST

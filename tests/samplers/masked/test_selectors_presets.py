@@ -87,7 +87,7 @@ def check_pace(sampler) -> None:
     [("whole", {}), ("fixed", SUREST), ("lookahead", {"choice_temperature": 0.0})],
 )
 @pytest.mark.parametrize("name", SELECTORS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_what_every_selector_keeps(name, blocks, params):
     """Rows alone and in a batch are compared by the contract as well; here on blocks that rows go
     through at different speeds."""
@@ -99,6 +99,7 @@ def test_what_every_selector_keeps(name, blocks, params):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thinned(3)
 def test_what_every_preset_keeps(name):
     sampler, sampling = resolve_sampler(name)
     if sampler.remasker == "none":
@@ -152,6 +153,7 @@ def test_the_papers_are_here_and_a_short_canvas_is_one_block():
         ("even", {"steps": POSITIONS}),
     ],
 )
+@pytest.mark.thinned(3)
 def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, params, proposer, blocks):
     base = SUREST | {"proposer": proposer, "blocks": blocks, "block_length": 7}
     one = decode(

@@ -46,6 +46,7 @@ def pipe_of(pipes, spec):
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.thinned(3)
 def test_an_item_is_the_same_in_a_batch_and_alone(pipes, name):
     spec = EVERY[name]
     pipe = pipe_of(pipes, spec)
@@ -119,6 +120,7 @@ def halves() -> Image.Image:
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n != "smooth"])
+@pytest.mark.thinned(2)
 def test_an_edit_keeps_the_tokens_and_pixels_around(pipes, name):
     spec = EVERY[name]
     pipe = pipe_of(pipes, spec)

@@ -37,7 +37,7 @@ def error(found, space):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("resampling", ["multinomial", "systematic"])
 @pytest.mark.parametrize("potential", POTENTIALS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_all_potentials_have_the_same_target(potential, resampling, adaptive):
     sampler = FK(
         particles=2,

@@ -81,7 +81,7 @@ def closed(block):
 
 @pytest.mark.parametrize("block", [1, 2])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_copies_go_on_independently_with_the_law_of_the_base(name, block):
     assert distance(forked(SPECS[name], block), closed(block)) < EXACT
 

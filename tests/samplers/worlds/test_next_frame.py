@@ -87,6 +87,7 @@ def test_later_actions_change_no_earlier_frame(pipe):
 
 @pytest.mark.parametrize("speculate", ["prefetch", "joint"])
 @pytest.mark.parametrize("r", [0.5, 0.9, 0.98])
+@pytest.mark.thinned(3)
 def test_a_round_keeps_the_closed_form_of_a_markov_source(pipe, r, speculate):
     """The expectation over all patterns of repeats, each with its probability."""
     ahead = 4

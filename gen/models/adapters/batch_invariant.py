@@ -1,0 +1,291 @@
+"""Forward passes whose bits do not depend on what runs beside a token (``batch_invariant``).
+
+In 16-bit types, and in the last bits of any type, logits depend on the shape of a pass: a matrix
+product takes another kernel for few rows, and attention adds the keys of a query in an order that
+depends on the number of queries and of slots. So near ties fall differently when drafts are
+verified 16 at a time than when tokens are decoded one at a time. Here the order is fixed:
+
+    rows        a matrix product has at least as many rows as this device needs to give a row the
+                bits that it has among any larger number of rows (``rows_needed`` measures it);
+                missing rows are zeros
+    queries     attention takes a multiple of ``QUERIES`` queries, since its kernel for CPUs treats
+                a block of fewer otherwise; missing ones repeat the last one
+    slots       a query reads the slots 0 .. S of its own path in their order, S a multiple of
+                ``SLOTS``, as many as that kernel takes at a time; hidden ones add zeros. Drafts of
+                a tree, which lie in branch slots, are read at the slots of their positions
+
+Norms, rotations and activations work row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.pytorch_utils import Conv1D
+
+from gen.core.errors import GenError
+from gen.models.adapters.masks import LayerMasks, hide
+from gen.models.adapters.slot_cache import SlotCache
+from gen.models.load.locate import config_field
+
+QUERIES, SLOTS = 4, 512
+NAME = "gen_batch_invariant"  # attention implementation of transformers
+Product = Callable[..., Tensor]
+CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
+WIDTHS = (1, 2, 4, 5, 16, 33, 64, 130)  # of passes whose attention is compared
+AMONG = (1, 2, 3, 5, 15, 16, 33, 127, 256)  # further rows beside them
+
+
+def rounded(slots: int) -> int:
+    """Round a number of slots up to a multiple of ``SLOTS``."""
+    return -(-slots // SLOTS) * SLOTS
+
+
+def attention_in_order(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor:
+    """Attend from a multiple of ``QUERIES`` queries to a multiple of ``SLOTS`` slots.
+
+    Args:
+        q: queries [B, L, H, d].
+        k: keys of the slots of each row, [B, S, K, d], or of each query, [B, L, S, K, d].
+        v: values likewise.
+        mask: what is added to scores, [B, 1, L, S].
+        scale: factor of the scores; None for 1 / sqrt(d).
+
+    Returns:
+        Attention outputs [B, L, H d].
+    """
+    batch, length, heads, size = q.shape
+    grouped = {"enable_gqa": True} if heads != k.shape[-2] else {}
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, masks: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(queries, keys, values, masks, scale=scale, **grouped)
+
+    if k.ndim == 5:  # every query by itself, repeated, with its own keys
+        k, v = (x.flatten(0, 1).transpose(1, 2) for x in (k, v))
+        q = q.reshape(batch * length, heads, 1, size).expand(-1, -1, QUERIES, -1)
+        mask = mask.expand(batch, -1, -1, -1).reshape(batch * length, 1, 1, -1)
+        out = attend(q, k, v, mask.expand(-1, -1, QUERIES, -1))[:, :, 0]
+        return out.view(batch, length, heads * size)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if more := -length % QUERIES:
+        q, mask = (torch.cat([x, x[:, :, -1:].expand(-1, -1, more, -1)], 2) for x in (q, mask))
+    return attend(q, k, v, mask).transpose(1, 2)[:, :length].flatten(2)
+
+
+def of_module(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attend query by query, as transformers calls its attention implementations.
+
+    Raises:
+        GenError: the layer does more to scores than to scale and mask them.
+    """
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise GenError(
+                f"batch_invariant does not support the layers {type(module).__name__}, whose"
+                f" attention has {name}; expected attention of scaled and masked scores"
+            )
+    q = query.transpose(1, 2)
+    k, v = (x.transpose(-3, -2) for x in (key, value))
+    out = attention_in_order(q, k, v, attention_mask, scaling)
+    return out.view(q.shape), None
+
+
+AttentionInterface.register(NAME, of_module)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _products(network: nn.Module) -> Iterator[nn.Module]:
+    """List one matrix product of each shape, type and kind of a network."""
+    found = {}
+    for module in network.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            weight = module.weight
+            found[type(module), tuple(weight.shape), weight.dtype, weight.device] = module
+    yield from found.values()
+
+
+@torch.no_grad()
+def rows_needed(network: nn.Module, name: str) -> int:
+    """Measure from how many rows on the products of a network give a row the same bits.
+
+    Args:
+        network: network on its device, in its type.
+        name: name of the model, for messages.
+
+    Raises:
+        GenError: there is no such number up to ``CANDIDATES[-1]``.
+    """
+    generator, least = torch.Generator().manual_seed(0), 1
+    most = CANDIDATES[-1] + max(AMONG)
+    for module in _products(network):
+        weight = module.weight
+        width = weight.shape[0] if isinstance(module, Conv1D) else weight.shape[1]
+        x = torch.randn(most, width, generator=generator).to(weight.device, weight.dtype)
+        whole = module(x)
+        while not _agrees(module, x, whole, least):
+            if least == CANDIDATES[-1]:
+                raise GenError(
+                    f"batch_invariant: products of {name} ({tuple(weight.shape)}, {weight.dtype}"
+                    f" on {weight.device}) give a row other bits among more rows, up to"
+                    f" {least} and {most}; expected a device whose kernels do not, such as a CPU"
+                )
+            least = CANDIDATES[CANDIDATES.index(least) + 1]
+    return least
+
+
+@torch.no_grad()
+def require_attention(network: PreTrainedModel, name: str) -> None:
+    """Compare attention of few and many queries, to few and many slots.
+
+    Args:
+        network: network on its device, in its type.
+        name: name of the model, for messages.
+
+    Raises:
+        GenError: a query gets other bits among other queries or slots.
+    """
+    config, generator = network.config.get_text_config(), torch.Generator().manual_seed(0)
+    heads = config.num_attention_heads
+    groups = config_field(config, "num_key_value_heads") or heads
+    size = config_field(config, "head_dim") or config.hidden_size // heads
+
+    def random(length: int, count: int) -> Tensor:
+        x = torch.randn(2, length, count, size, generator=generator)
+        return x.to(network.device, network.dtype)
+
+    length, slots = max(WIDTHS), 2 * SLOTS
+    q, k, v = random(length, heads), random(slots, groups), random(slots, groups)
+    last = SLOTS // 2 + torch.arange(length, device=q.device)
+    mask = hide(torch.arange(slots, device=q.device) > last[:, None], q.dtype)[None, None]
+    whole = attention_in_order(q, k, v, mask)
+    for width in WIDTHS:
+        for used in (SLOTS, slots):
+            part = attention_in_order(
+                q[:1, :width], k[:1, :used], v[:1, :used], mask[..., :width, :used]
+            )
+            if not torch.equal(part, whole[:1, :width]):
+                raise GenError(
+                    f"batch_invariant: attention of {name} ({network.dtype} on {network.device})"
+                    f" gives {width} queries other bits among {length}; expected a device whose"
+                    " kernels do not, such as a CPU"
+                )
+
+
+def widened(product: Product, needed: int) -> Product:
+    """Return a matrix product of x [..., D] that has at least so many rows."""
+
+    def run(x: Tensor, *rest: Tensor) -> Tensor:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        if rows >= needed:
+            return product(x, *rest)
+        out = product(F.pad(x.reshape(rows, width), (0, 0, 0, needed - rows)), *rest)
+        return out[:rows].view(*x.shape[:-1], -1)
+
+    return run if needed > 1 else product
+
+
+def make_invariant(network: PreTrainedModel, name: str) -> Product:
+    """Let the bits of a network's passes not depend on what runs beside a token.
+
+    Args:
+        network: causal network of transformers on its device, in its type.
+        name: name of the model, for messages.
+
+    Returns:
+        The matrix product of x [..., D] and weights [O, D] that its passes use.
+
+    Raises:
+        GenError: the network has experts, whose products have rows of their own; or the products of
+            this device give a row other bits among more rows, however many there are.
+    """
+    for field in ("num_experts", "num_local_experts"):
+        if config_field(network.config.get_text_config(), field):
+            raise GenError(
+                f"batch_invariant does not support {name}, whose experts get as many rows as choose"
+                " them; expected a model without experts"
+            )
+    needed = rows_needed(network, name)
+    require_attention(network, name)
+    network.set_attn_implementation(NAME)
+    for module in network.modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and needed > 1:
+            vars(module)["forward"] = widened(module.forward, needed)
+    return widened(F.linear, needed)
+
+
+def _agrees(module: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, least: int) -> bool:
+    """Return whether products of ``least`` and more of the rows x [n, D] have the bits that they
+    have in the product of all, ``whole`` [n, O]."""
+    counts = (least, *(least + more for more in AMONG))
+    return all(torch.equal(module(x[:n]), whole[:n]) for n in counts)
+
+
+class InvariantSlots(SlotCache):
+    """Slot cache of which a query reads the slots of its own path in their order.
+
+    Attributes:
+        paths: slots of the buffers that each query of a tree reads, long [B, L, S]; None where they
+            are the slots 0 .. S of its row.
+    """
+
+    def __init__(self, layers: int, slots: int):
+        super().__init__(layers, rounded(slots))
+        self.paths: Tensor | None = None
+
+    def _stand(self, positions: Tensor, rows: Tensor | None) -> None:
+        super()._stand(positions, rows)
+        self.paths = None
+
+    def _read_to(self, last: Tensor) -> None:
+        super()._read_to(last)
+        self.used = rounded(self.used)
+
+    def in_use(self, buffer: Tensor) -> Tensor:
+        """Return the slots in use of each row, [B, S, H, D], or of each query, [B, L, S, H, D]."""
+        if self.paths is None:
+            return super().in_use(buffer)
+        mine = buffer if self.rows is None else buffer[self.rows.to(buffer.device)]
+        row = torch.arange(len(mine), device=mine.device)[:, None, None]
+        return mine[row, self.paths.to(mine.device)]
+
+    def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
+        """Make the masks of a tree as those of chains, and the slots that its queries read."""
+        batch, drafts = branch.shape[:2]
+        self.used = self.slots
+        self._read_to(positions)
+        paths = torch.arange(self.used + 1, device=positions.device).repeat(batch, 1 + drafts, 1)
+        # drafts on the branch stand at their positions; what is on none goes behind the last slot
+        at = torch.where(branch, positions[:, None, 1:], self.used)
+        column = self.slots + torch.arange(drafts, device=positions.device)
+        paths[:, 1:].scatter_(2, at, column.expand_as(at))
+        self.paths = paths[..., : self.used]
+        return self._above(positions, positions, dtype)
+
+    def note(self, name: str, values: Tensor) -> Tensor:
+        """See ``SlotCache.note``.
+
+        Raises:
+            GenError: the call is about a tree.
+        """
+        if self.paths is not None:
+            raise GenError(
+                "batch_invariant does not support drafters that leave layers out of trees of"
+                " drafts; expected a chain of drafts, or batch_invariant off"
+            )
+        return super().note(name, values)

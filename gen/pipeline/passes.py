@@ -1,0 +1,31 @@
+"""Options of a pipeline that change how forward passes run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen.core.errors import GenError, bad_value
+from gen.models.adapters.sparse_prefill import SparsePrefill
+
+
+def one_of(
+    tp: Any, sparse_prefill: Any, compile: bool, batch_invariant: Any
+) -> SparsePrefill | None:
+    """Read the options of which a pipeline takes one; return how prompts skip layers.
+
+    Raises:
+        GenError: several are given, or one has a value that it cannot have.
+    """
+    if not isinstance(batch_invariant, bool):
+        raise bad_value("batch_invariant", batch_invariant, "true or false")
+    skipping = SparsePrefill.of(sparse_prefill)
+    options = {
+        "tp": tp is not None,
+        "sparse_prefill": skipping is not None,
+        "compile": compile,
+        "batch_invariant": batch_invariant,
+    }
+    given = [name for name, value in options.items() if value]
+    if len(given) > 1:
+        raise GenError(f"{given[0]} and {given[1]} are given; expected one of them")
+    return skipping
