@@ -112,7 +112,7 @@ def test_the_calls_of_the_probe_stay_within_the_positions(room):
     assert calls == CALLS[: len(calls)] and (room is not None or calls == CALLS)
 
 
-def test_the_noise_is_that_of_the_last_place_and_leaves_no_hook():
+def test_the_noise_is_that_of_rounding_and_leaves_no_hook():
     model = make("llama", torch.float32)
     ids = torch.arange(10, 20)[None]
     with torch.no_grad():
