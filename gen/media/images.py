@@ -106,7 +106,7 @@ def read_image(
         GenError: the file is missing, damaged, too large or of another format.
     """
     if isinstance(source, bytes):
-        said, file = f"{name} (bytes)", io.BytesIO(source)
+        said, file = f"{name} bytes", io.BytesIO(source)
     else:
         said, file = f"{name} {source}", existing_file(source, name)
     try:

@@ -327,7 +327,7 @@ class LanguageTask(Task):
         adapter = None
         if self.config.lora is not None:
             adapter = str(out / ADAPTER)
-            model.save_pretrained(adapter, save_embedding_layers=False)
+            save_model(model, adapter, save_embedding_layers=False)
             if not self.config.merge:
                 return Written(str(self.config.model), adapter, merged=False)
             model = model.merge_and_unload()

@@ -30,7 +30,7 @@ import transformers
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.load.locate import quiet
+from gen.models.load.locate import quiet, save_model
 
 VERSION, KIND = 6, "WhisperSpec"
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
@@ -243,9 +243,10 @@ def convert(source: Path, target: Path) -> None:
         if missing or extra:
             raise GenError(f"{source} lacks {missing}, and has {extra} that Whisper does not")
         model.generation_config = generation_config_of(said, config, ids)
-        model.to(weights["model.encoder.conv1.weight"].dtype).save_pretrained(target)
-        tokenizer.save_pretrained(target)
-        transformers.WhisperFeatureExtractor(config.num_mel_bins).save_pretrained(target)
+        model = model.to(weights["model.encoder.conv1.weight"].dtype)
+    extractor = transformers.WhisperFeatureExtractor(config.num_mel_bins)
+    for part in (model, tokenizer, extractor):
+        save_model(part, target)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jiwer
 import numpy as np
 import torch
 import transformers
-from scipy.signal import resample_poly
 
 from gen.core.errors import GenError
 from gen.media.audio import open_sound
+from gen.media.containers import require_package
+from gen.media.resample import resample
 from gen.models.load.locate import quiet
 from gen.pipeline.pipeline import Pipeline, load
 
@@ -73,7 +73,7 @@ def speak(text: str, path: Path) -> np.ndarray:
         raise GenError("espeak-ng is not installed; expected it (apt-get install espeak-ng)")
     subprocess.run(["espeak-ng", "-v", "en", "-w", str(path), text], check=True)
     wave, rate = open_sound(path)
-    return resample_poly(wave[:, 0], RATE, rate).astype(np.float32)
+    return resample(wave, rate, RATE)[:, 0].astype(np.float32)
 
 
 def expected(
@@ -108,6 +108,7 @@ def decoded(
 
 def errors(texts: Sequence[str]) -> float:
     """Return the word error rate of all sentences, without case and punctuation."""
+    jiwer = require_package("jiwer", '"gen-toolkit[eval]"', "word error rates")
     plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
     return jiwer.wer([plain(text) for text in SENTENCES], [plain(text) for text in texts])
 

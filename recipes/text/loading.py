@@ -27,12 +27,12 @@ from statistics import median
 from typing import Any
 
 import torch
-import transformers
 
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.tables import columns
 from gen.models.load.gguf import GgufFile
+from gen.models.load.libraries import transformers
 from gen.pipeline.pipeline import load
 
 LLAMA, MEMORY = "llama.cpp", "MiB"
@@ -55,8 +55,9 @@ def in_transformers(model: str) -> Any:
     gguf = file_of(model)
     how = {key: value for key, value in gguf.keywords.items() if key != "config"}
     folder, file = gguf.path.parent, gguf.path.name
-    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how)
-    return network, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    library = transformers()
+    network = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **how)
+    return network, library.AutoTokenizer.from_pretrained(folder, gguf_file=file)
 
 
 def in_llama_cpp(model: str) -> Any:
