@@ -39,6 +39,10 @@ CONFIGS = {
     "gpt_neox": ("GPTNeoXConfig", SQUARE),
     "gpt_oss": ("GptOssConfig", {**SHAPE, **HEADS, **EXPERTS, "sliding_window": 8}),
     "llama": ("LlamaConfig", SHAPE),
+    "llama4": (
+        "Llama4TextConfig",
+        {**SHAPE, **HEADS, **EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": 64},
+    ),
     "mistral": ("MistralConfig", {**SHAPE, "sliding_window": 8}),
     "mixtral": ("MixtralConfig", {**SHAPE, **EXPERTS, "sliding_window": None}),
     "opt": ("OPTConfig", {**SQUARE, "ffn_dim": 96, "word_embed_proj_dim": 64}),
@@ -72,8 +76,11 @@ def test_right_models_pass(name, dtype):
     probe(make(name, dtype))
 
 
-def test_a_right_model_passes_in_float64():
-    probe(make("qwen2", torch.float64))
+@pytest.mark.parametrize("name", ["llama4", "qwen2"])  # Llama 4 rotates in float32
+def test_right_models_pass_in_float64(name):
+    model = make(name, torch.float64)
+    probe(model)
+    refused(model, with_cache(model, OneSlotMore))
 
 
 @pytest.mark.slow

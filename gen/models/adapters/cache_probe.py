@@ -157,7 +157,9 @@ def rounded(model: nn.Module) -> Iterator[None]:
             return None
         wide = output if output.dtype == torch.float64 else output.float()
         part = torch.rand(output.shape, generator=generator, dtype=wide.dtype).to(wide.device)
-        return (wide * (1 + torch.finfo(output.dtype).eps * (2 * part - 1))).to(output.dtype)
+        # norms, rotations or routers of a network in float64 may be computed in float32
+        eps = max(torch.finfo(output.dtype).eps, torch.finfo(torch.float32).eps)
+        return (wide * (1 + eps * (2 * part - 1))).to(output.dtype)
 
     hooks = [m.register_forward_hook(move) for m in model.modules() if not list(m.children())]
     try:
