@@ -190,11 +190,10 @@ class TokenSpace:
     def is_end(self, tokens: Tensor) -> Tensor:
         """Find the tokens after which a row is over (``row_ends``): bool of the shape of
         ``tokens``."""
-        if len(self.row_ends) == 1:
-            return tokens == self.eos_token_id
-        return torch.isin(
-            tokens, torch.tensor(self.row_ends, dtype=torch.long, device=tokens.device)
-        )
+        found = torch.zeros_like(tokens, dtype=torch.bool)
+        for end in self.row_ends:  # a few, compared without a copy to the device
+            found |= tokens == end
+        return found
 
     @property
     def is_history_dependent(self) -> bool:
