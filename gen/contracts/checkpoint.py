@@ -37,7 +37,7 @@ from gen.models.load.hub import (
     require_variant,
     snapshot_of,
 )
-from gen.models.load.locate import pick_device, zoo
+from gen.models.load.locate import built_in, pick_device, zoo
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
@@ -96,10 +96,10 @@ class CheckpointFiles:
             GenError: there is no such model, or it cannot have one of the options.
         """
         text, path = str(name), expand_user(name)
-        in_zoo = text in zoo()
-        if in_zoo or exists(path):
-            _require_no_repository(text, hub, in_zoo or path.is_file())
-            path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
+        own = built_in(text)
+        if own is not None or exists(path):
+            _require_no_repository(text, hub, own is not None or path.is_file())
+            path = in_subfolder(own or path, text, hub.subfolder)
             return cls._in(name, path, hub)
         if (
             text.count("/") != 1
@@ -153,7 +153,7 @@ class CheckpointFiles:
     @property
     def embedded(self) -> bool:
         """True for gen's own architectures, and so for all models of the zoo."""
-        return self.model_type.startswith(EMBEDDED) or self.name in zoo()
+        return self.model_type.startswith(EMBEDDED) or built_in(str(self.name)) is not None
 
     def json(self, relative: str) -> dict[str, Any]:
         """Read a JSON object of the folder; empty where the file is missing. Raises ``GenError``
