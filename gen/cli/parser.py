@@ -6,6 +6,7 @@ Imports nothing heavy: help is quick.
 from __future__ import annotations
 
 import argparse
+from functools import cache
 
 from gen.cli.arguments import Parser
 from gen.cli.commands.bench import add_bench
@@ -79,6 +80,12 @@ def build() -> Parser:
     return parser
 
 
+@cache
+def _parser() -> Parser:
+    """Build the parser of this process, which takes longer than to parse a line."""
+    return build()
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse a command line.
 
@@ -89,7 +96,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         GenError: for anything unknown, with the nearest name.
         SystemExit: with 0, for ``--help``, ``--version`` and no argument at all.
     """
-    parser = build()
+    parser = _parser()
     args, extra = parser.parse_known_args([_hyphenated(x) for x in argv])
     if args.overrides is not None:  # argparse drops positionals that follow a flag
         said = [*args.overrides, *(x for x in extra if not x.startswith("-"))]

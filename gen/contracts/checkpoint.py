@@ -38,7 +38,7 @@ from gen.models.load.hub import (
     require_variant,
     snapshot_of,
 )
-from gen.models.load.locate import known_models, packaged_file, pick_device, zoo
+from gen.models.load.locate import built_in, known_models, packaged_file, pick_device
 from gen.models.load.peft_adapters import merge
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
@@ -102,11 +102,11 @@ class CheckpointFiles:
             NotCached: neither the local cache nor the hub has the repository or revision.
             GenError: there is no such model, or it cannot have one of the options.
         """
-        text, path = str(name), packaged_file(str(name)) or expand_user(name)
-        in_zoo = text in zoo()
-        if in_zoo or exists(path):
-            _require_no_repository(text, hub, in_zoo or path.is_file())
-            path = in_subfolder(zoo()[text] if in_zoo else path, text, hub.subfolder)
+        text = str(name)
+        own, path = built_in(text), packaged_file(text) or expand_user(name)
+        if own is not None or exists(path):
+            _require_no_repository(text, hub, own is not None or path.is_file())
+            path = in_subfolder(own or path, text, hub.subfolder)
             return cls._in(name, path, hub)
         if (
             text.count("/") != 1
@@ -164,7 +164,7 @@ class CheckpointFiles:
     @property
     def embedded(self) -> bool:
         """True for gen's own architectures, and so for all models of the zoo."""
-        return self.model_type.startswith(EMBEDDED) or self.name in zoo()
+        return self.model_type.startswith(EMBEDDED) or built_in(str(self.name)) is not None
 
     def json(self, relative: str) -> dict[str, Any]:
         """Read a JSON object of the folder; empty where the file is missing. Below a generation

@@ -248,7 +248,7 @@ class PartSampler(Sampler):
     def unread(self, param: str) -> list[tuple[str, str]]:
         if param in self.own_params.__dataclass_fields__:
             return []
-        _, owners = declared(part_kinds(self.own_params).values())[param]
+        _, owners = _of_parts(self.own_params, len(registry._params))[param]
         chosen = {(kind, name) for _, kind, name in self.chosen_parts()}
         undecided = {
             kind
@@ -278,16 +278,25 @@ class PartSampler(Sampler):
 
 
 @lru_cache(maxsize=64)
-def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
-    """Collect the fields of a sampler's own parameters and of all its possible parts.
+def _of_parts(
+    own: type[Params], declarations: int
+) -> dict[str, tuple[Field, list[tuple[str, str]]]]:
+    """Collect the parameters of a sampler's possible parts, as ``declared`` does.
 
     Args:
         own: parameters of the sampler itself.
         declarations: number of registered parts, the key of the cache: it changes when parts are
             registered.
     """
+    return declared(part_kinds(own).values())
+
+
+@lru_cache(maxsize=64)
+def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
+    """Collect the fields of a sampler's own parameters and of all its possible parts; arguments as
+    of ``_of_parts``."""
     found = {f.name: f for f in dataclasses.fields(own)}
-    for name, (f, owners) in declared(part_kinds(own).values()).items():
+    for name, (f, owners) in _of_parts(own, declarations).items():
         if name in found:
             raise GenError(
                 f"{' '.join(map(repr, owners[0]))} declares {name}, which is a parameter of the"
@@ -512,9 +521,10 @@ def _explicit_sampling(
 def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:
     """Warn of changed parameters that no part in use reads."""
     used = {kind: name for _, kind, name in sampler.chosen_parts()}
+    fields = type(sampler).__dataclass_fields__
     for key, value in given.items():
-        owners = sampler.unread(key)
-        if owners and value != type(sampler).__dataclass_fields__[key].default:
+        owners = sampler.unread(key) if value != fields[key].default else []
+        if owners:
             kinds = dict.fromkeys(kind for kind, _ in owners)
             warnings.warn(
                 f"sampler.{key} is {value!r}{f' in {where}' if where else ''} but has no"

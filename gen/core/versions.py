@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache  # reads the metadata of the distribution
 def installed(distribution: str) -> str | None:
     """Return the version of a distribution; None where it is not installed."""
     try:

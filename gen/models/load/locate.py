@@ -90,12 +90,21 @@ def packaged_file(name: str) -> Path | None:
     )
 
 
+def built_in(name: str) -> Path | None:
+    """Return the folder of a built-in model; None for any other name."""
+    folder = ZOO / name
+    # False for what no file system takes, where Path.is_file raises
+    found = folder.name == name and os.path.isfile(folder / "config.json")
+    return folder if found else None
+
+
 def locate(name: str | Path, kind: str = "model") -> str | Path:
     """Resolve a name to a zoo folder, a local folder or a Hub id; of a saved pipeline it is the
     folder of the model. Raises ``GenError`` for anything else; ``kind`` names the thing in the
     message."""
-    if str(name) in zoo():
-        return zoo()[str(name)]
+    folder = built_in(str(name))
+    if folder is not None:
+        return folder
     path = Path(name).expanduser()
     if os.path.isdir(path):  # False for what no file system takes, where Path.is_dir raises
         saved = read_saved(path)

@@ -12,8 +12,10 @@ and head are those of ``refine``.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from gen.core.errors import GenError, bad_value
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
+from gen.models.load.reads import note_file
 from gen.models.load.weights import (
     LazyWeights,
     Renames,
@@ -368,6 +371,16 @@ def hides_earlier_scales(weights: LazyWeights) -> bool:
 
 def shapes_in(file: str | Path) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a file by key; empty where it cannot be read."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return {}
+    note_file(Path(file))
+    return _shapes_of(str(file), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)  # families are told apart by several looks at the same files
+def _shapes_of(file: str, mtime: int, size: int) -> Mapping[str, tuple[int, ...]]:
     try:
         return Weights(file).shapes
     except GenError:
