@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from served import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import gen
+from gen.__main__ import main as gen_main
+from gen.cli.parser import parse
 from gen.models.load.gguf import GgufFile
 from gen.models.load.locate import packaged_file
 
@@ -21,6 +26,7 @@ try:
 except gen.GenError as error:
     pytest.skip(f"make test-quantization has it: {error}", allow_module_level=True)
 
+README = Path(__file__).parents[2] / "README.md"
 FRANCE = "What is the capital of France?"
 QUESTIONS = [FRANCE, "Name a colour.", "Write two sentences about rain."]
 ANSWER = "The capital of France is Paris."
@@ -115,3 +121,29 @@ def test_the_command_line_answers_and_says_nothing_else(tmp_path):
     assert done.stderr == ""
     (file,) = (tmp_path / "out").glob("*.txt")
     assert file.read_text().strip() == ANSWER
+
+
+def test_the_commands_of_the_readme_answer(capsys, monkeypatch, tmp_path):
+    block = re.search(
+        r"^```sh\n(make smollm2.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
+    )
+    make, sample, serve = (line.split("  #")[0].split() for line in block[1].splitlines())
+    assert re.search(rf"^{make[1]}:", (README.parent / "Makefile").read_text(), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(" ".join(sample))
+    assert gen_main([*words[1:], "sampling.temperature=0", "--quiet"]) == 0
+    assert any(file.read_text().strip() == ANSWER for file in tmp_path.rglob("*.txt"))
+    args = parse(serve[1:])
+    assert args.command == "serve" and args.model == ["chat=text:smollm2"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_batches_windows_and_trees_change_no_token_in_bfloat16(temperature):
+    pipe = gen.load("text", model="smollm2", dtype="bfloat16", batch_invariant=True)
+    call = {"seed": 0, "temperature": temperature, "max_new_tokens": 24}
+    plain = pipe(QUESTIONS, sampler="autoregressive", batch_size=1, **call).tokens
+    for sampler in ("autoregressive", "prompt_lookup", "suffix", "token_recycling",
+                    {"name": "speculative_jacobi", "window": 8},
+                    {"name": "speculative_jacobi", "window": 64}):  # fmt: skip
+        made = pipe(QUESTIONS[::-1], sampler=sampler, **call).tokens.flip(0)
+        assert torch.equal(made, plain), sampler
