@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def batch():
 def recordings(batch):
     pipe, items = batch
     return {name: recorded(pipe, spec, items) for name, spec in SAMPLERS.items()}
+
+
+@pytest.fixture(scope="module")
+def waits():
+    """Waits of a round by the name of the sampler."""
+    return cache(lambda name: waits_by_round(SAMPLERS[name]))
 
 
 def recorded(pipe, spec, items, accelerator=False):
@@ -112,13 +119,13 @@ def test_costs_grow_with_size_and_passes_do_not(recordings):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.thinned(3)
-def test_an_accelerator_is_charged_for_its_own_loop(batch, recordings, name):
+def test_an_accelerator_is_charged_for_its_own_loop(batch, recordings, waits, name):
     """As many rounds as on a CPU, the waits that the guard below counts per round, and the kernels
     of what numpy does on a CPU."""
     plain, other = recordings[name], recorded(batch[0], SAMPLERS[name], batch[1], accelerator=True)
     assert (other.nfe, other.tokens, other.rounds) == (plain.nfe, plain.tokens, plain.rounds)
     assert (plain.waits, plain.uploads) == (0, 0)  # nobody waits for a CPU
-    rounds = [w for waits in waits_by_round(SAMPLERS[name]) for w in waits if w != "numpy"]
+    rounds = [w for of_round in waits(name) for w in of_round if w != "numpy"]
     around = 16  # before the first pass, and decoding the media
     assert len(rounds) <= other.waits <= len(rounds) + around
     assert other.rounds <= other.waits and sum(other.loop.values()) > sum(plain.loop.values())
@@ -208,7 +215,7 @@ def test_a_measured_machine_is_written_and_read(tmp_path, monkeypatch, capsys):
     assert find_device(str(tmp_path / "here.json")) == made
 
 
-def counts(recording, name: str) -> dict[str, float]:
+def counts(recording, rounds_of_waits) -> dict[str, float]:
     """Kernels and bytes of the loop on a CPU, outside of the networks, its forward passes, and how
     often it waits for an accelerator."""
     loop, rounds = recording.loop, recording.rounds
@@ -217,7 +224,7 @@ def counts(recording, name: str) -> dict[str, float]:
         "rounds": rounds,
         "kernels": sum(loop.values()),
         "bytes": sum(k.bytes * n for k, n in loop.items()),
-        "waits": sum(map(len, waits_by_round(SAMPLERS[name]))),
+        "waits": sum(map(len, rounds_of_waits)),
     }
 
 
@@ -250,10 +257,10 @@ def grown(now: dict, then: dict) -> list[str]:
     ]
 
 
-def test_no_sampler_does_more_per_round_than_before(recordings):
+def test_no_sampler_does_more_per_round_than_before(recordings, waits):
     """Regression guard without a clock. ``counts.json`` is written anew on purpose only: delete it
     and run this test."""
-    now = {name: counts(one, name) for name, one in recordings.items()}
+    now = {name: counts(one, waits(name)) for name, one in recordings.items()}
     if not COUNTS.exists():
         COUNTS.write_text(json.dumps(now, indent=1) + "\n")
         pytest.fail("counts.json was not there and has been written; look at it and commit it")
@@ -273,17 +280,18 @@ def test_the_guard_notices_more_kernels_and_waits(recordings, monkeypatch):
     pipe = gen.load("action", device="cpu")
     items = pipe.plan(pipe.modality.example_prompts(2, 0), 1, 0)
     name = "speculative_jacobi"
-    now = {name: counts(recorded(pipe, SAMPLERS[name], items), name)}
+    slower = waits_by_round(SAMPLERS[name])
+    now = {name: counts(recorded(pipe, SAMPLERS[name], items), slower)}
     said = grown(now, json.loads(COUNTS.read_text()))
     assert any(f"{name}.kernels" in x for x in said) and any(f"{name}.waits" in x for x in said)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.thinned(3)
-def test_a_round_waits_for_one_copy_to_the_host(name):
+def test_a_round_waits_for_one_copy_to_the_host(waits, name):
     """Rounds after which no row leaves, draft model and drafts of a window included."""
-    rounds = waits_by_round(SAMPLERS[name])
-    assert sum(waits == ["cpu", "numpy"] for waits in rounds[:-1]) >= len(rounds) - 2
+    rounds = waits(name)
+    assert sum(one == ["cpu", "numpy"] for one in rounds[:-1]) >= len(rounds) - 2
 
 
 @pytest.mark.slow
