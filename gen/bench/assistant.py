@@ -186,7 +186,7 @@ def measure(args: argparse.Namespace) -> None:
     """Append what is missing in the file."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    pipe = load("text", args.model, dtype=args.dtype)
+    pipe = load("text", args.model, dtype=args.dtype, batch_invariant=args.batch_invariant)
     systems = systems_of(pipe, untrained() if args.untrained else args.samplers, args.gguf)
     asked = requests(args.per_kind)
     known = {(r["system"], r["request"]) for r in records(args.out) if "seconds" in r}
@@ -262,6 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--model", default="smollm2", help="folder, file or hub id")
     run.add_argument("--out", type=Path, required=True, help="file of measurements, JSON lines")
     run.add_argument("--dtype", default="float32")
+    run.add_argument("--batch-invariant", action="store_true", help="see gen.load")
     run.add_argument("--samplers", nargs="*", default=USUAL, metavar="'NAME PARAM=VALUE'")
     run.add_argument("--untrained", action="store_true", help="every sampler without a drafter")
     run.add_argument("--gguf", type=Path, help="file of the model for llama.cpp")
