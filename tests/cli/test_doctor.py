@@ -10,6 +10,7 @@ import torch
 
 from gen.__main__ import main
 from gen.cli import doctor
+from gen.core.versions import installed
 
 
 def test_doctor_says_usable_here_and_not_usable_when_a_package_is_too_old(capsys, monkeypatch):
@@ -77,6 +78,9 @@ def uninstalled(monkeypatch):
         return plain(name)
 
     monkeypatch.setattr(metadata, "distribution", distribution)
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
 
 
 def test_doctor_reads_the_requirements_of_the_checkout_that_gen_runs_from(

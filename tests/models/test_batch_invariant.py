@@ -96,6 +96,18 @@ def test_drafts_of_a_tree_have_the_bits_of_a_chain(folder, dtype):
     assert torch.equal(logits[:, [0, 1, 3, 4]], chain[:, 20:])
 
 
+def test_the_class_itself_still_computes_what_it_did(folder):
+    tokens = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(2))
+    module = network(folder, torch.float32)
+    with torch.no_grad():
+        plain = module(tokens).logits
+        make_invariant(module, "tiny")
+        assert torch.allclose(module(tokens).logits, plain, atol=1e-4)
+        ids = module.generate(tokens[:1], max_new_tokens=8, do_sample=False)
+    again = network(folder, torch.float32).generate(tokens[:1], max_new_tokens=8, do_sample=False)
+    assert torch.equal(ids, again)
+
+
 SAMPLERS = (
     {"name": "speculative_jacobi", "window": 8},
     {"name": "speculative_jacobi", "window": 64},

@@ -98,7 +98,7 @@ def of_module(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: object,
@@ -114,6 +114,10 @@ def of_module(
                 f"batch_invariant does not support the layers {type(module).__name__}, whose"
                 f" attention has {name}; expected attention of scaled and masked scores"
             )
+    if attention_mask is None:  # the class is called by itself, with its own cache
+        length, slots = query.shape[2], key.shape[-2]
+        column = torch.arange(slots, device=query.device)
+        attention_mask = hide(column > column[slots - length :, None], query.dtype)[None, None]
     q = query.transpose(1, 2)
     k, v = (x.transpose(-3, -2) for x in (key, value))
     out = attention_in_order(q, k, v, attention_mask, scaling)
