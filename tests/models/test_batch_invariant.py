@@ -79,9 +79,26 @@ def test_control_without_the_option_bits_change(folder, dtype):
     assert not all(variants(adapter(folder, dtype, False)))
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A random Llama with heads of a published model's size, three to a group of keys."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=192, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=1024,
+        initializer_range=0.1,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("shape", ["folder", "wide"])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_drafts_of_a_tree_have_the_bits_of_a_chain(folder, dtype):
-    model = adapter(folder, dtype, True)
+def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype):
+    model = adapter(request.getfixturevalue(shape), dtype, True)
     tokens = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(2))
     chain = fed(model, tokens, [1])
     cache = model.new_cache(LENGTH)
