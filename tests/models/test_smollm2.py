@@ -134,16 +134,15 @@ def test_the_commands_of_the_readme_answer(capsys, monkeypatch, tmp_path):
     assert gen_main([*words[1:], "sampling.temperature=0", "--quiet"]) == 0
     assert any(file.read_text().strip() == ANSWER for file in tmp_path.rglob("*.txt"))
     args = parse(serve[1:])
-    assert args.command == "serve" and args.model == ["chat=text:smollm2"]
+    assert args.parser.prog == "gen serve" and args.model == ["chat=text:smollm2"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_batches_windows_and_trees_change_no_token_in_bfloat16(temperature):
     pipe = gen.load("text", model="smollm2", dtype="bfloat16", batch_invariant=True)
-    call = {"seed": 0, "temperature": temperature, "max_new_tokens": 24}
+    call = {"seed": 0, "temperature": temperature, "max_new_tokens": 12}
     plain = pipe(QUESTIONS, sampler="autoregressive", batch_size=1, **call).tokens
-    for sampler in ("autoregressive", "prompt_lookup", "suffix", "token_recycling",
-                    {"name": "speculative_jacobi", "window": 8},
-                    {"name": "speculative_jacobi", "window": 64}):  # fmt: skip
+    window = {"name": "speculative_jacobi", "window": 8}
+    for sampler in ("prompt_lookup", "suffix", window):
         made = pipe(QUESTIONS[::-1], sampler=sampler, **call).tokens.flip(0)
         assert torch.equal(made, plain), sampler
