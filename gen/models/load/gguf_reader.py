@@ -114,13 +114,17 @@ def read_once(library: ModuleType, path: Path, header: Any) -> Iterator[None]:
         return header if same else reader(other, *args, **options)
 
     legacy = import_module("transformers.modeling_gguf_pytorch_utils")
+    patches = [
+        (library, "GGUFReader", opened),
+        (library, "get_tensor_name_map", functools.cache(library.get_tensor_name_map)),
+        (library, "dequantize", in_long_rows(library.dequantize)),
+        (legacy, "tqdm", lambda tensors, **_: tensors),  # a progress bar without a switch
+    ]
+    if has_own_reader():
+        own = import_module("transformers.integrations.gguf.reader")
+        patches.append((own, "_mapped", in_plain_slices(own._mapped)))
     with LOADING, ExitStack() as stack:
-        for module, key, value in (
-            (library, "GGUFReader", opened),
-            (library, "get_tensor_name_map", functools.cache(library.get_tensor_name_map)),
-            (library, "dequantize", in_long_rows(library.dequantize)),
-            (legacy, "tqdm", lambda tensors, **_: tensors),  # a progress bar without a switch
-        ):
+        for module, key, value in patches:
             stack.callback(setattr, module, key, getattr(module, key))
             setattr(module, key, value)
         yield
@@ -129,6 +133,11 @@ def read_once(library: ModuleType, path: Path, header: Any) -> Iterator[None]:
 def has_own_reader() -> bool:
     """Return True for a transformers that reads vocabularies without the package gguf."""
     return find_spec("transformers.integrations.gguf") is not None
+
+
+def in_plain_slices(mapped: Callable[[str], np.ndarray]) -> Callable:
+    """Return a function that maps a file as a plain array: slices of a memmap are slow ones."""
+    return lambda path: mapped(path).view(np.ndarray)
 
 
 def in_long_rows(dequantize: Callable[[np.ndarray, Any], np.ndarray]) -> Callable:
