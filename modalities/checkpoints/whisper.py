@@ -105,7 +105,11 @@ class Whisper(Checkpoint):
         stated, ends = {key: said.get(key) for key in IDS}, end_ids(said.get("eos_token_id"))
         for key, token in (*stated.items(), *(("eos_token_id", i) for i in ends or (None,))):
             if not is_integer(token) or token >= self.size:
-                raise bad_value(f"{key} in {GENERATION} of {files.name}", token, "an id")
+                raise bad_value(
+                    f"{key} in {GENERATION} of {files.name}",
+                    token,
+                    f"one of the ids below {self.size}",
+                )
         ends = end_ids(ends, config_ends(files.config), self.tokenizer.eos_token_id)
         self.frontend = HFText(self.tokenizer, self.size, ends, load.device)
         self.start, self.no_timestamps = stated.values()

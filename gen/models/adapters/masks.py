@@ -63,19 +63,21 @@ def blocks_up_to(last: Tensor, slots: int, first: Tensor | None = None) -> Block
         slots: number of slots.
         first: first slot that a query sees, long [B, L]; None is slot 0.
     """
-    # one tensor, since kernels of a CPU take no second one
-    ends = last[..., None] if first is None else torch.stack([last, first], -1)
+    # one tensor, since kernels of a CPU take no second one; no constant indices, which compilers
+    # of kernels fail at
+    width = last.shape[1]
+    ends = last if first is None else torch.cat([last, first], 1)
 
     def rule(row: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        before = slot <= ends[row, query, 0]
-        return before if first is None else before & (slot >= ends[row, query, 1])
+        before = slot <= ends[row, query]
+        return before if first is None else before & (slot >= ends[row, query + width])
 
     most, least = _of_blocks(last, slots)
     start, end = _bounds(slots, last.device)
     some, whole = start <= most[..., None], end <= least[..., None] + 1
     if first is not None:
         some, whole = _after(first, slots, some, whole)
-    return _block_mask(rule, some, whole, last.shape[1], slots)
+    return _block_mask(rule, some, whole, width, slots)
 
 
 def blocks_among(seen: Tensor, width: int) -> BlockMask:
@@ -110,19 +112,21 @@ def blocks_of_tree(
             slot 0.
     """
     drafts = on_branch.shape[1]
-    # Columns: the root's slot, whether a draft is seen, then the first slot. The root sees no
-    # draft, and nothing sees a slot behind the last draft. One tensor, since kernels of a CPU take
-    # no second one.
-    seen = F.pad(on_branch.long(), (1, 2, 1, 0))
+    width = 1 + drafts
+    # Columns: the root's slot, then the number of slots for a draft that is seen, else -1. The root
+    # sees no draft, and nothing sees a slot behind the last draft. Rows of first slots, which are
+    # before all drafts, follow those of the queries: one tensor, since kernels of a CPU take no
+    # second one.
+    seen = F.pad(torch.where(on_branch, slots, -1), (1, 1, 1, 0), value=-1)
     seen[..., 0] = root[:, None]
-    seen[..., -1] = 0 if first is None else first
+    if first is not None:
+        seen = torch.cat([seen, first[..., None].expand_as(seen)], 1)
 
     def rule(row: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         column = (slot - positions + 1).clamp(0, drafts + 1)
-        sees = torch.where(column > 0, 1, slot) <= seen[row, query, column]
-        return sees & ((column > 0) | (slot >= seen[row, query, drafts + 2]))
+        before = slot <= seen[row, query, column]
+        return before if first is None else before & (slot >= seen[row, query + width, column])
 
-    width = 1 + drafts
     start, end = _bounds(slots, root.device)
     some = (start <= root[:, None, None]) | ((end > positions) & (start < positions + drafts))
     whole = end <= root.clamp_max(positions - 1)[:, None, None] + 1
