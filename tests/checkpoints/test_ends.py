@@ -20,6 +20,7 @@ from language_models import (
     save,
     states,
 )
+from same_tokens import SPECS, drafted_by
 
 import gen
 from gen.core.registry import registry
@@ -302,14 +303,15 @@ def test_architectures_end_rows_as_generate_does(name, tmp_path):
     ends = [EOS, *(row[len(row) // 2] for row in free)]
     states(folder, eos_token_id=ends)
     model, pipe = reference(folder), load(folder)
+    draft = str(save(tmp_path / "draft", name, seed=2))
     for least in (0, 12):
         expected = [generate(model, p, **long, min_new_tokens=least) for p in prompts]
-        for sampler in ("autoregressive", "speculative_jacobi", "prompt_lookup"):
+        for label, spec in SPECS.items():
             out = pipe(
-                prompts, sampler, temperature=0.0, max_new_tokens=30, min_new_tokens=least,
-                progress=False,
+                prompts, drafted_by(spec, draft), temperature=0.0, max_new_tokens=30,
+                min_new_tokens=least, progress=False,
             )  # fmt: skip
             lengths = [s.tokens for s in out.stats]
             rows = [r[:k] for r, k in zip(out.tokens.tolist(), lengths, strict=True)]
-            assert rows == expected
+            assert rows == expected, label
     assert min(map(len, expected)) < 30

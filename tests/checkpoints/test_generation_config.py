@@ -19,6 +19,7 @@ from language_models import (
     save,
     states,
 )
+from same_tokens import SPECS, drafted_by
 
 import gen
 from gen.__main__ import main
@@ -288,6 +289,9 @@ GREEDY = {
 }  # fmt: skip
 
 
+BLIND = ("follow-superposed",)  # refuses settings that read the tokens before
+
+
 def settings_of(case: str, free: list[list[int]]) -> dict:
     """Settings of a case, about tokens that a model likes."""
     every = [t for row in free for t in row if t != EOS]
@@ -310,10 +314,13 @@ def compare(folder, samplers, case, *, prompts=PROMPTS):
     states(folder, **{"do_sample": False, "max_new_tokens": LENGTH, **settings_of(case, free)})
     model = reference(folder)
     expected = [generate(model, p) for p in prompts]
-    pipe = load(folder)
+    pipe, other = load(folder), {}
     for sampler in samplers:
         out = pipe(prompts, sampler, progress=False)
-        assert [tokens_of(out, i) for i in range(len(prompts))] == expected, sampler
+        found = [tokens_of(out, i) for i in range(len(prompts))]
+        if found != expected:
+            other[str(sampler)] = found
+    assert not other, (expected, other)
     return free, expected
 
 
@@ -330,6 +337,24 @@ def test_greedy_answers_are_those_of_generate(copied, case):
 def test_greedy_answers_of_architectures_are_those_of_generate(name, case, tmp_path):
     samplers = ("autoregressive", "speculative_jacobi", "suffix")
     compare(save(tmp_path / name, name, seed=1), samplers, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_answers_of_every_sampler_are_those_of_generate(name, tmp_path):
+    """Each sampler meets all settings at once, and each setting some of the samplers."""
+    draft = str(save(tmp_path / "draft", name, seed=1))
+    every = [drafted_by(spec, draft) for key, spec in SPECS.items() if key not in BLIND]
+    turn = list(ARCHITECTURES).index(name)
+    for n, case in enumerate(GREEDY):
+        some = every if case == "all" else every[(n + turn) % len(GREEDY) :: len(GREEDY)]
+        folder = save(tmp_path / str(n), name, seed=2)
+        compare(folder, some, case)
+        if case == "all":
+            pipe = load(folder)
+            for key in BLIND:
+                with pytest.raises(GenError, match="sampling parameters that do not look back"):
+                    pipe(PROMPTS, drafted_by(SPECS[key], draft))
 
 
 @pytest.mark.parametrize(

@@ -19,39 +19,14 @@ from published_architectures import (
     prompts,
     published,
 )
+from same_tokens import SPECS
 
 from gen.core.errors import GenError
-from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.interop.transformers import transformers_generate
 from gen.models.adapters.windows import Window
 
 LONGEST, NEW, PROMPTS = 4 * WINDOW, 24, 200
-SCORES = {"best_of"}  # compares whole outputs of a pipeline, which ``generate`` has not
-TREES = ("branching", "paths")
-
-
-def specs() -> dict[str, Any]:
-    """Every sampler of causal models whose tokens are those of ``autoregressive`` and that needs
-    nothing trained: samplers, presets, drafters and initialisers."""
-    found: dict[str, Any] = {}
-    for name in [*registry.table("sampler"), *registry.table("preset")]:
-        sampler = resolve_sampler(name)[0]
-        causal = sampler.protocol == "causal" and "codes" in sampler.kinds
-        if causal and sampler.guarantee == "same_tokens" and name not in SCORES:
-            found[name] = name
-    follow = {"name": "speculative", "verifier": "follow", "num_speculative_tokens": 4}
-    for name, drafter in registry.table("drafter").items():
-        if not drafter.needs_weights and drafter.shapes and not drafter.several:
-            found[f"follow-{name}"] = {**follow, "drafter": name}
-    for shape in TREES:
-        found[f"follow-{shape}"] = {"name": "speculative", "verifier": "follow", "shape": shape}
-    for name in registry.table("initialiser"):
-        found[f"jacobi-{name}"] = {"name": "speculative_jacobi", "window": 6, "init": name}
-    return found
-
-
-SPECS = specs()
 
 
 def own(model: Any, ids: torch.Tensor, new: int = NEW, **more: Any) -> torch.Tensor:
