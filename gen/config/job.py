@@ -31,6 +31,7 @@ from gen.config.prompt_files import prompt_paths
 from gen.config.rows import Row, writable
 from gen.config.run import RUN, make_run, refuse_commands, refuse_imports
 from gen.config.sampler_spec import every_parameter, refuse_functions
+from gen.contracts.checkpoint import WITHOUT_MODEL
 from gen.contracts.condition import Condition
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
@@ -209,10 +210,6 @@ def _resolve(
             key
         ] == "":
             raise bad_value(key, v[key], "a name", at(key))
-    if v["model_options"] and v["model"] is None:
-        raise bad_value(
-            "model_options", v["model_options"], "none where no model is named", at("model_options")
-        )
     v["model_options"] = _model_options(v, at, shared)
     if not isinstance(v["compile"], bool):
         raise bad_value("compile", v["compile"], "true or false", at("compile"))
@@ -246,10 +243,12 @@ def _model_options(
     v: Mapping[str, Any], at: Callable[[str], str], shared: _Shared
 ) -> dict[str, Any]:
     """Check the options of the model, and return them as plain data."""
-    options = v["model_options"]
-    if shared.local and v["model"] is not None:
-        options = {**options, "local_files_only": True}
-    return checked_options(options, "model_options", at("model_options"))
+    options, where = v["model_options"], at("model_options")
+    if v["model"] is not None:
+        options = {**options, "local_files_only": True} if shared.local else options
+    elif set(options) - WITHOUT_MODEL:
+        raise bad_value("model_options", options, "none where no model is named", where)
+    return checked_options(options, "model_options", where)
 
 
 def _check_counts(v: Mapping[str, Any], at: Callable[[str], str]) -> None:

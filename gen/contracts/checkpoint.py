@@ -60,6 +60,7 @@ PASSES = (
     "sparse_prefill",
     "batch_invariant",
 )  # options that change forward passes; gen's own models take them
+WITHOUT_MODEL = frozenset({"batch_invariant"})  # options that need no named model
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip

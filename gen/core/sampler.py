@@ -561,6 +561,6 @@ def _own_names(
     return {own: value for own, (_, value) in found.items()}
 
 
-def describe_guarantee(sampler: Sampler) -> str:
-    """Describe a sampler's guarantee in words, with its reference."""
-    return f"{GUARANTEES[sampler.guarantee]} ({sampler.reference})"
+def describe_guarantee(sampler: Sampler, kept: str | None = None) -> str:
+    """Describe a sampler's guarantee, or the one that its outputs keep, with the reference."""
+    return f"{GUARANTEES[kept or sampler.guarantee]} ({sampler.reference})"

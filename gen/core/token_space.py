@@ -22,6 +22,23 @@ GUARANTEES = {
 }
 
 
+def kept_guarantee(guarantee: str, dtype: torch.dtype, batch_invariant: bool) -> str:
+    """Return the guarantee of a sampler that its outputs keep in a dtype.
+
+    In 16 bits the last bits of a position's logits depend on what a forward pass computes beside
+    it. Each token is drawn from the model's distribution as that pass rounds it, but where two
+    tokens are nearly tied, the reference may take the other one.
+
+    Args:
+        guarantee: guarantee of the sampler, one of ``GUARANTEES``.
+        dtype: dtype of the model.
+        batch_invariant: whether the bits of a pass are kept from depending on what runs beside a
+            token.
+    """
+    rounds = dtype.is_floating_point and dtype.itemsize <= 2 and not batch_invariant
+    return "same_distribution" if guarantee == "same_tokens" and rounds else guarantee
+
+
 class HistoryConstraint(Protocol):
     """Rule about which tokens may follow which: a length that must come out, a grammar.
 

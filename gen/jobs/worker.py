@@ -394,10 +394,11 @@ class Worker:
         )
 
     def guarantee(self, item: dict[str, Any], entry: Entry) -> str:
-        """Return the guarantee of an item's sampler, looked up once for all items that share it."""
+        """Return the guarantee of an item, looked up once for all items that share it."""
         key = _kind(item)
         if key not in self._guarantee:
-            self._guarantee[key] = resolve_sampler(entry.sampler, entry.sampling)[0].guarantee
+            sampler = resolve_sampler(entry.sampler, entry.sampling)[0]
+            self._guarantee[key] = self.pipe(item["entry"]).guarantee(sampler)
         return self._guarantee[key]
 
     def __enter__(self) -> Worker:

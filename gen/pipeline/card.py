@@ -48,7 +48,8 @@ def card_of(pipe: ModalityModels, name: str, model: Any, source: CheckpointFiles
     tags = ["gen", pipe.modality_name(), *(told if isinstance(told, list) else [])]
     front = ModelCardData(library_name="gen", tags=list(dict.fromkeys(map(str, tags))), **data)
     sampler = pipe.defaults.complete_sampler(None)
-    guarantee = describe_guarantee(resolve_sampler(sampler)[0])
+    default = resolve_sampler(sampler)[0]
+    guarantee = describe_guarantee(default, pipe.guarantee(default))
     protocols = model.protocols if isinstance(model, Checkpoint) else pipe.serves(name)[0]
     license_note = (
         "" if "license" in data else "\nThe source of the weights states no license in its card.\n"

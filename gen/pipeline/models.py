@@ -15,6 +15,7 @@ from gen.contracts.checkpoint import (
     PASSES,
     PLACEMENT,
     WEIGHTS,
+    WITHOUT_MODEL,
     Checkpoint,
     CheckpointFiles,
     LoadOptions,
@@ -241,7 +242,7 @@ class ModalityModels:
             refused |= {"subfolder"}
             refused |= {"revision"} if isinstance(self._load_options.hub.revision, str) else set()
         changing = {*WEIGHTS, *PASSES, *PLACEMENT, "device_map"} - {"tp"}
-        allowed = {*HUB_KEYWORDS, "batch_invariant"} - refused
+        allowed = {*HUB_KEYWORDS, *WITHOUT_MODEL} - refused
         return allowed | set(changing if self.model is not None else ())
 
     def _require_modality(self, name: str) -> None:
@@ -507,7 +508,7 @@ class ModalityModels:
     def _default(self, key: str, part: str = "") -> str:
         """Return the modality's model of a key."""
         if key not in self.modality.models:
-            has = [k for k in self.modality.models if not part or part in k.split("-")]
+            has = [k for k in self.modality.models if not part or part in k.split("-")] or ["none"]
             given = f" for conditions with {part}" if part else ""
             raise GenError(
                 f"modality {self.modality.name!r} has no {key} model; it has"

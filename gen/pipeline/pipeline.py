@@ -35,6 +35,7 @@ from gen.core.registry import registry
 from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.seeds import sample_seeds
+from gen.core.token_space import kept_guarantee
 from gen.models.load.hub import HubOptions
 from gen.models.load.locate import AUTO
 from gen.models.load.saved import Saved, read_saved
@@ -347,6 +348,11 @@ class Pipeline(PreparedModels):
             return resolve_sampler(*self.defaults.complete(sampler, said))
         spec = self.defaults.complete_sampler(sampler)
         return resolve_sampler(spec, {**_as_mapping(sampling), **said} if said else sampling)
+
+    def guarantee(self, sampler: Sampler) -> str:
+        """Return the guarantee that outputs of a sampler keep in the pipeline's dtype, one of
+        ``gen.core.token_space.GUARANTEES``."""
+        return kept_guarantee(sampler.guarantee, self.dtype, self.batch_invariant)
 
     def generate(
         self,

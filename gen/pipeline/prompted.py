@@ -469,7 +469,7 @@ class PreparedModels(PromptedModels):
             modality=self.modality.name,
             model=prepared.model,
             spec=request.spec,
-            guarantee=request.sampler.guarantee,
+            guarantee=self.guarantee(request.sampler),
             sampling=request.sampling,
             device=self.device,
             dtype=self.dtype,

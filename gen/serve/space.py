@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gen
-from gen.core.sampler import describe_guarantee, resolve_sampler
+from gen.core.sampler import describe_guarantee
 from gen.engine.engine import Engine
 from gen.engine.ticket import Ticket
 from gen.media.containers import require_package
@@ -92,7 +92,7 @@ def _outputs(
     finally:  # a visitor who leaves, too
         ticket.cancel()
     out = ticket.result()
-    told = describe_guarantee(resolve_sampler(sampler)[0])
+    told = describe_guarantee(pipe.resolve(sampler)[0], out.guarantee)
     yield _shown(pipe, out), f"{out.stats[0].nfe} forward passes: {told}"
 
 

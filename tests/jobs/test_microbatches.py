@@ -181,6 +181,9 @@ class Turning(Pipe):
         super().__init__(**how)
         self.most, self.handed, self.made = self.limit, [], []
 
+    def guarantee(self, sampler):
+        return sampler.guarantee
+
     def turns(self, sampler):
         return 4
 

@@ -67,6 +67,9 @@ class Pipe:
     def prompt_lengths(self, items, sampler):
         return [0] * len(items)
 
+    def guarantee(self, sampler):
+        return sampler.guarantee
+
     def turns(self, sampler):
         return 1
 

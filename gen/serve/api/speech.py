@@ -130,7 +130,7 @@ def speech_router(calls: Calls) -> APIRouter:
         plan = call.ticket.request
         headers = {
             "x-gen-seed": str(plan.items[0].seed),
-            "x-gen-guarantee": plan.sampler.guarantee,
+            "x-gen-guarantee": pipe.guarantee(plan.sampler),
             "x-gen-sampler": str(plan.spec["name"]),
         }
         if body.stream_format == "sse":

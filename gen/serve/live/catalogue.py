@@ -111,7 +111,7 @@ def _brief(pipe: Pipeline, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "about": preset.about if preset else first_line(type(sampler)),
-        "guarantee": sampler.guarantee,
+        "guarantee": pipe.guarantee(sampler),
         "reference": sampler.reference,
         "paper": preset.paper if preset else next(iter(sampler.papers), ""),
         "edits": registry.get("protocol", protocol_of(name)).edits,
@@ -145,14 +145,15 @@ def describe_parameters(engine: Engine, model: str, spec: Any) -> dict[str, Any]
     Raises:
         GenError: an unknown name, parameter or value.
     """
-    complete = engine.models.pipeline(model).defaults.complete_sampler(spec)
+    pipe = engine.models.pipeline(model)
+    complete = pipe.defaults.complete_sampler(spec)
     sampler, _ = resolve_sampler(complete)
     about = describe_sampler(complete["name"])
-    plain = engine.models.pipeline(model).defaults.complete_sampler(complete["name"])
+    plain = pipe.defaults.complete_sampler(complete["name"])
     usual, _ = resolve_sampler(plain)
     return {
         **{key: about[key] for key in ("name", "about", "papers")},
-        "guarantee": sampler.guarantee,
+        "guarantee": pipe.guarantee(sampler),
         "reference": sampler.reference,
         "params": [
             described

@@ -138,13 +138,14 @@ class Events:
     def _start(self) -> dict[str, Any]:
         request = self.ticket.request
         sampler = request.sampler
+        guarantee = self._pipe.guarantee(sampler)
         return {
             "id": self.id,
             "items": [{"index": i.index, "seed": i.seed} for i in request.items],
             "sampler": request.spec["name"],
-            "guarantee": sampler.guarantee,
+            "guarantee": guarantee,
             "reference": sampler.reference,
-            "promise": GUARANTEES[sampler.guarantee],
+            "promise": GUARANTEES[guarantee],
             "drafts": registry.get("protocol", sampler.protocol).left_to_right
             or sampler.guarantee != "approximate",
         }
