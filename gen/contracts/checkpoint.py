@@ -59,8 +59,9 @@ WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own
 PASSES = (
     "sparse_prefill",
     "batch_invariant",
+    "cuda_graphs",
 )  # options that change forward passes; gen's own models take them
-WITHOUT_MODEL = frozenset({"batch_invariant"})  # options that need no named model
+WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs"})  # options that need no named model
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
 )  # fmt: skip

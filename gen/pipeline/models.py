@@ -31,6 +31,7 @@ from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.models.adapters.batch_invariant import Product
+from gen.models.adapters.captured import Captured
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
@@ -83,6 +84,7 @@ class ModalityModels:
         sparse_prefill: how prompts skip layers of the model; None where they do not.
         batch_invariant: whether the bits of forward passes are kept from depending on what runs
             beside a token.
+        cuda_graphs: whether forward passes are captured as CUDA graphs.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
     """
@@ -100,6 +102,7 @@ class ModalityModels:
         adapters: str | Path | Mapping[str, str | Path] | None = None,
         sparse_prefill: Any = None,
         batch_invariant: bool = False,
+        cuda_graphs: bool = False,
         **options: Any,
     ):
         _check_types(modality, model, compile)
@@ -129,24 +132,30 @@ class ModalityModels:
         )
         self._choose_dtype(dtype or "float32")
         self.compile, self.batch_invariant = compile, batch_invariant
-        self.sparse_prefill = one_of(placement["tp"], sparse_prefill, compile, batch_invariant)
+        self.cuda_graphs = cuda_graphs
+        ways = (sparse_prefill, compile, batch_invariant, cuda_graphs)
+        self.sparse_prefill = one_of(placement["tp"], *ways)
         self.negative_condition: Any = None
         self._options = options
-        how = self._load_options
-        loading = {
-            "device_map": device_map,
-            "trust_remote_code": trust_remote_code,
-            "quantization": how.quantization and how.quantization.plain,
-            "adapters": how.adapters,
-            "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
-            "batch_invariant": batch_invariant,
-            **placement,
-        }
+        loading = self._loading() | placement
         self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
         # what samplers learned of each model and want to know in the next call
         self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
+
+    def _loading(self) -> dict[str, Any]:
+        """Return the options of loading that a model gets besides those of its placement."""
+        how = self._load_options
+        return {
+            "device_map": how.device_map,
+            "trust_remote_code": how.trust_remote_code,
+            "quantization": how.quantization and how.quantization.plain,
+            "adapters": how.adapters,
+            "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
+            "batch_invariant": self.batch_invariant,
+            "cuda_graphs": self.cuda_graphs,
+        }
 
     def _choose_dtype(self, dtype: str | torch.dtype) -> None:
         """Set the dtype of models by its name, or ``auto``."""
@@ -211,6 +220,7 @@ class ModalityModels:
         self._loaded: dict[str, tuple[Any, Binding, TokenFrontend]] = {}
         self._vocabularies: dict[str, Vocabulary | None] = {}
         self._products: dict[str, Product] = {}  # of batch-invariant models
+        self._captured: dict[str, Captured] = {}
 
     def _attach(self) -> None:
         """Load a published model, and check the name of another one.
@@ -301,7 +311,7 @@ class ModalityModels:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker process needs to load the same models again, without weights."""
         state = vars(self).copy()
-        for key in ("modality", "_checkpoints", "_frontends", "_loaded", "_products"):
+        for key in ("modality", "_checkpoints", "_frontends", "_loaded", "_products", "_captured"):
             del state[key]
         state["_load_options"] = replace(self._load_options, hub=self._pinned())
         state["_files"] = {}

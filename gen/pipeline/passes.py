@@ -9,21 +9,23 @@ from gen.models.adapters.sparse_prefill import SparsePrefill
 
 
 def one_of(
-    tp: Any, sparse_prefill: Any, compile: bool, batch_invariant: Any
+    tp: Any, sparse_prefill: Any, compile: bool, batch_invariant: Any, cuda_graphs: Any
 ) -> SparsePrefill | None:
     """Read the options of which a pipeline takes one; return how prompts skip layers.
 
     Raises:
         GenError: several are given, or one has a value that it cannot have.
     """
-    if not isinstance(batch_invariant, bool):
-        raise bad_value("batch_invariant", batch_invariant, "true or false")
+    for name, value in (("batch_invariant", batch_invariant), ("cuda_graphs", cuda_graphs)):
+        if not isinstance(value, bool):
+            raise bad_value(name, value, "true or false")
     skipping = SparsePrefill.of(sparse_prefill)
     options = {
         "tp": tp is not None,
         "sparse_prefill": skipping is not None,
         "compile": compile,
         "batch_invariant": batch_invariant,
+        "cuda_graphs": cuda_graphs,
     }
     given = [name for name, value in options.items() if value]
     if len(given) > 1:

@@ -92,6 +92,8 @@ class Pipeline(PreparedModels):
             of a token's logits depend on neither batch, order, window nor neighbours
             (``gen.models.adapters.batch_invariant``): a sampler of label ``same_tokens`` then keeps
             it in 16-bit types too.
+        cuda_graphs: capture forward passes of causal models as CUDA graphs, on first use of each
+            number of rows and columns (``gen.models.adapters.captured``).
         options: options of the checkpoint's family (``gen ls families``).
 
     Raises:
@@ -504,6 +506,7 @@ def load(
     adapters: str | Path | Mapping[str, str | Path] | None = None,
     sparse_prefill: Any = None,
     batch_invariant: bool = False,
+    cuda_graphs: bool = False,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -527,6 +530,7 @@ def load(
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
         batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
             see ``Pipeline``.
+        cuda_graphs: replay forward passes of causal models as CUDA graphs; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``
@@ -545,6 +549,7 @@ def load(
         raise bad_value("modality", str(modality), "a modality, or a folder of save_pretrained")
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
     options |= {"sparse_prefill": sparse_prefill, "batch_invariant": batch_invariant}
+    options["cuda_graphs"] = cuda_graphs
     chosen = torch_dtype if dtype is None else dtype
     return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
 

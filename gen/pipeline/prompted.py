@@ -25,6 +25,7 @@ from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.batch_invariant import make_invariant
+from gen.models.adapters.captured import captured_forward
 from gen.models.adapters.graphs import compiled_forward
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.sparse_prefill import sparse
@@ -162,6 +163,8 @@ class PromptedModels(ModalityModels):
             self._make_batch_invariant(name, adapter)
         if self.compile:
             self._compile(name, adapter)
+        if self.cuda_graphs:
+            self._captured[name] = captured_forward(adapter, self._captured.get(name))
         return adapter
 
     def _make_batch_invariant(self, name: str, adapter: Any) -> None:

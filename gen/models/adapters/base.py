@@ -42,8 +42,9 @@ class ModelAdapter(Mirrored):
             in graphs of their own; such a pass is padded.
         takes_block_masks: the network's attention is ``flex_attention``, whose masks are block
             masks (``gen.models.adapters.masks``); other networks take what is added to scores.
-        graphs: graphs of the forward passes (``gen.models.adapters.graphs``); None where they run
-            without.
+        graphs: graphs of the forward passes (``gen.models.adapters.graphs``, ``captured``); None
+            where they run without.
+        captures: its caches can lie in the memory of captured passes.
     """
 
     passes: ClassVar[tuple[str, ...]] = ("forward",)
@@ -62,6 +63,7 @@ class ModelAdapter(Mirrored):
     constant_widths: frozenset[int] = frozenset()
     takes_block_masks: bool = False
     graphs: Any = None
+    captures: bool = False
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:

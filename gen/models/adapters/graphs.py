@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gen.core.errors import GenError
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.slot_cache import SlotCache
 
 GRAPHS = 64  # of all models of a process, up to four for each
 
@@ -118,6 +119,12 @@ class Graphs:
         self._canvas = compiled(device, backend, over_canvas)
         self.pads = device != "cpu"
 
+    def new_cache(self, layers: int, slots: int) -> SlotCache:
+        """Return an empty cache of ``slots`` positions."""
+        cache = SlotCache(layers, slots)
+        cache.whole = True
+        return cache
+
     def against_slots(
         self,
         adapter: Any,
@@ -147,12 +154,12 @@ class Graphs:
         while padded > 1 and padded in adapter.constant_widths:
             padded += 1
         if more := padded - width:
-            inputs = {name: _repeat_last(x, more, 1) for name, x in inputs.items()}
-            positions, slots = _repeat_last(positions, more, 1), _repeat_last(slots, more, 1)
+            inputs = {name: repeat_last(x, more, 1) for name, x in inputs.items()}
+            positions, slots = repeat_last(positions, more, 1), repeat_last(slots, more, 1)
             mask = (
-                {kind: _repeat_last(x, more, 2) for kind, x in mask.items()}
+                {kind: repeat_last(x, more, 2) for kind, x in mask.items()}
                 if isinstance(mask, dict)
-                else _repeat_last(mask, more, 2)
+                else repeat_last(mask, more, 2)
             )
         keys, values = cache.buffers()
         run = self._slots
@@ -171,7 +178,7 @@ def _whole(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _repeat_last(x: Tensor, times: int, axis: int) -> Tensor:
+def repeat_last(x: Tensor, times: int, axis: int) -> Tensor:
     """Repeat the last column of an axis: a token that comes again at its position changes
     nothing."""
     last = x.narrow(axis, x.shape[axis] - 1, 1)
@@ -194,6 +201,35 @@ def _traced(adapter: Any, run: Callable[..., Tensor], *args: Any) -> Tensor:
         ) from error
 
 
+def require_fixed_network(adapter: Any, option: str) -> None:
+    """Refuse an adapter whose passes are no functions of tensors.
+
+    Args:
+        adapter: adapter of a model.
+        option: what asks for such passes, for messages.
+
+    Raises:
+        GenError: the network depends on values, or has weights on several devices or offloaded.
+    """
+    if not isinstance(adapter, ModelAdapter) or not adapter.compiles:
+        named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
+        raise GenError(
+            f"{option} does not support {type(named).__name__} as {type(adapter).__name__};"
+            " expected a causal, masked or block model of codes whose attention takes masks and"
+            " positions"
+        )
+    if adapter.takes_block_masks:
+        raise GenError(
+            f"{option} does not support attn_implementation 'flex_attention', which compiles its"
+            f" own kernels; expected 'sdpa' or 'eager', or {option} off"
+        )
+    devices = sorted({str(p.device) for p in adapter.model.parameters()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise GenError(
+            f"{option} does not support weights on {' and '.join(devices)}; expected one device"
+        )
+
+
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
     """Let an adapter's forward passes run as graphs, before it makes a cache.
 
@@ -205,22 +241,7 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
         GenError: the adapter's network does not compile, has weights on several devices or
             offloaded, or there is no compiler.
     """
-    if not isinstance(adapter, ModelAdapter) or not adapter.compiles:
-        named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
-        raise GenError(
-            f"compile does not support {type(named).__name__} as {type(adapter).__name__}; expected"
-            " a causal, masked or block model of codes whose attention takes masks and positions"
-        )
-    if adapter.takes_block_masks:
-        raise GenError(
-            "compile does not support attn_implementation 'flex_attention', which compiles its own"
-            " kernels; expected 'sdpa' or 'eager', or compile off"
-        )
-    devices = sorted({str(p.device) for p in adapter.model.parameters()})
-    if len(devices) > 1 or devices == ["meta"]:
-        raise GenError(
-            f"compile does not support weights on {' and '.join(devices)}; expected one device"
-        )
+    require_fixed_network(adapter, "compile")
     kind = adapter.device.type
     compiler = os.environ.get("CXX", "g++")
     if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:

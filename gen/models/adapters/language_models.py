@@ -112,9 +112,10 @@ class LanguageModel(ModelAdapter):
         return self._new_cache(slots)
 
     def _new_cache(self, slots: int) -> SlotCache:
-        kind = InvariantSlots if self.is_batch_invariant else SlotCache
-        cache = kind(self.config.num_hidden_layers, slots)
-        cache.whole, cache.block_masks = self.graphs is not None, self.takes_block_masks
+        plain = InvariantSlots if self.is_batch_invariant else SlotCache
+        make = plain if self.graphs is None else self.graphs.new_cache
+        cache = make(self.config.num_hidden_layers, slots)
+        cache.block_masks = self.takes_block_masks
         return cache
 
     def _inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
@@ -196,6 +197,7 @@ class CausalLM(LanguageModel):
     passes = ("forward", "forward_tree", "forward_superposed", "forward_with_hidden_states")
     keeps = True
     superposes = True
+    captures = True
 
     @mirrored
     def new_cache(self, slots: int) -> SlotCache:
