@@ -276,11 +276,11 @@ class TextModality(GridModality):
         )
 
     def save(self, media: str, path: Path, info: dict[str, Any]) -> None:
-        Path(path).write_text(media + "\n", encoding="utf-8")
+        Path(path).write_bytes(f"{media}\n".encode())  # line ends stay what they are
 
     def load(self, path: Path) -> str:
         try:
-            return Path(path).read_text(encoding="utf-8").strip()
+            return Path(path).read_bytes().decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise GenError(f"the text {path} cannot be read: {error}") from None
 

@@ -112,6 +112,13 @@ def test_other_texts_have_no_codes(frontend, media, words):
             frontend.encode(bad)
 
 
+@pytest.mark.parametrize("media", ["a\rb", "a\r\nb", "a\nb", "x\x0by", "é\u2028ü"])
+def test_a_text_keeps_its_line_ends_in_a_file(tmp_path, media):
+    modality = TextModality()
+    modality.save(media, tmp_path / "a.txt", {})
+    assert modality.load(tmp_path / "a.txt") == media
+
+
 def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend, tmp_path):
     frontend.save_pretrained(tmp_path / "a")
     again = TextWords.from_pretrained(tmp_path / "a")
