@@ -6,6 +6,8 @@ import gc
 
 import pytest
 import torch
+from families import WRITERS
+from peft_folders import loaded, write_adapters
 from recording import TraceRecorder, recorded
 from small_llama import small_llama
 
@@ -218,3 +220,12 @@ def test_what_is_not_captured_is_refused():
     adapter.takes_block_masks = True
     with pytest.raises(GenError, match="cuda_graphs does not support attn_implementation"):
         captured_forward(adapter, Captured(TraceRecorder()))
+
+
+def test_adapters_by_name_are_refused(tmp_path):
+    (tmp_path / "model").mkdir()
+    case = WRITERS["causal_lm"](tmp_path / "model")
+    folders = write_adapters(case, tmp_path, a=3, b=5)
+    pipe = loaded(case, adapters=folders, cuda_graphs=True)
+    with pytest.raises(GenError, match="cuda_graphs does not support adapters by name"):
+        pipe(case.prompts[0], "autoregressive")

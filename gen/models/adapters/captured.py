@@ -25,6 +25,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.graphs import FixedSlots, repeat_last, require_fixed_network
 from gen.models.adapters.slot_cache import SlotCache, SlotLayer
+from gen.models.load.routed import router_of
 
 LOG = logging.getLogger("gen")
 SPARE = 2  # memories that no cache uses and that are kept, with their graphs
@@ -338,6 +339,11 @@ def captured_forward(adapter: Any, captured: Captured | None = None) -> Captured
         raise GenError(
             f"cuda_graphs does not support {type(adapter.model).__name__} as"
             f" {type(adapter).__name__}; expected a causal language model"
+        )
+    if router_of(adapter.model) is not None:
+        raise GenError(
+            "cuda_graphs does not support adapters by name, which each pass chooses anew; expected"
+            " the folder of one adapter, or cuda_graphs off"
         )
     if captured is None:
         if adapter.device.type != "cuda":
