@@ -92,7 +92,7 @@ class Pipeline(PreparedModels):
             of a token's logits depend on neither batch, order, window nor neighbours
             (``gen.models.adapters.batch_invariant``): a sampler of label ``same_tokens`` then keeps
             it in 16-bit types too.
-        cuda_graphs: capture forward passes of causal models as CUDA graphs, on first use of each
+        cuda_graphs: capture forward passes of language models as CUDA graphs, on first use of each
             number of rows and columns (``gen.models.adapters.captured``).
         options: options of the checkpoint's family (``gen ls families``).
 
@@ -530,7 +530,7 @@ def load(
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
         batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
             see ``Pipeline``.
-        cuda_graphs: replay forward passes of causal models as CUDA graphs; see ``Pipeline``.
+        cuda_graphs: replay forward passes of language models as CUDA graphs; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``

@@ -24,6 +24,7 @@ from gen.models.targets.causal import CausalTarget
 
 V, T, ROWS = 24, 16, 5
 JACOBI = {"name": "speculative_jacobi", "window": 6}
+MASKED = ["maskgit", "halton", "freedave", "fast_dllm"]
 QUICK = ["autoregressive", JACOBI, "sjd_pac", "suffix", "token_recycling"]  # the last three: trees
 GROWING = ["suffix"]  # whose trees grow, and their memory once
 
@@ -68,23 +69,36 @@ def test_replayed_passes_decode_what_passes_do(net, spec):
     )
 
 
+@pytest.mark.parametrize("spec", MASKED, ids=str)
+def test_replayed_passes_over_a_canvas_decode_what_passes_do(spec):
+    prompts, how = ["sort 3 1 2 =", "2+3="], {"seed": 0, "max_new_tokens": 8}
+    want, pipe = gen.load("text", device="cpu", dtype="float64")(prompts, spec, **how), replaying()
+    for _ in range(2):
+        got = pipe(prompts, spec, **how)
+        assert torch.equal(got.tokens, want.tokens)
+        assert [s.nfe for s in got.stats] == [s.nfe for s in want.stats]
+    recorder = pipe._captured["text-masked"].recorder
+    assert 0 < recorder.traces < recorder.replays
+
+
 # every pass of these returns hidden states or reads mixtures of tokens
 WITHOUT = {"superposed_decoding", "superposed", "eagle"}
-OTHER_LAYERS = {"flexdraft"}  # whose target has layers of the drafter's as well
+# has layers of the drafter's as well; has states of a canvas adjusted
+OTHER_PASSES = {"flexdraft", "adjust"}
 
 
-def causal_names() -> list[str]:
+def names_of_samplers() -> list[str]:
     found = []
     for name in [*registry.table("sampler"), *registry.table("preset")]:
         sampler = resolve_sampler(name)[0]
-        if sampler.protocol == "causal" and "codes" in sampler.kinds and not sampler.wraps:
-            found.append(name)
+        if sampler.protocol in ("causal", "masked", "blocks") and "codes" in sampler.kinds:
+            found += [] if sampler.wraps else [name]
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", causal_names())
-def test_every_causal_sampler_decodes_the_same_from_replayed_passes(name):
+@pytest.mark.parametrize("name", names_of_samplers())
+def test_every_sampler_decodes_the_same_from_replayed_passes(name):
     """Of the built-in text model and its draft model, where the sampler has what it needs."""
     plain = gen.load("text", device="cpu", dtype="float64")
     try:
@@ -101,7 +115,7 @@ def test_every_causal_sampler_decodes_the_same_from_replayed_passes(name):
     assert torch.equal(got.tokens, want.tokens)
     assert [s.nfe for s in got.stats] == [s.nfe for s in want.stats]
     used = pipe._captured.values()
-    if name in OTHER_LAYERS:
+    if name in OTHER_PASSES:
         assert not sum(c.recorder.replays for c in used)
     elif name in WITHOUT:
         assert sum(c.without for c in used) and not sum(c.recorder.replays for c in used)
@@ -213,9 +227,9 @@ def test_what_is_not_captured_is_refused():
         gen.load("text", cuda_graphs="yes")
     with pytest.raises(GenError, match="compile and cuda_graphs are given; expected one"):
         gen.load("text", compile=True, cuda_graphs=True)
-    pipe = gen.load("text", device="cpu", cuda_graphs=True)
-    with pytest.raises(GenError, match="cuda_graphs does not support .* as MaskedLM"):
-        pipe("2+3=", "maskgit")
+    pipe = gen.load("image", device="cpu", cuda_graphs=True)
+    with pytest.raises(GenError, match="cuda_graphs does not support .* as CausalLatentLM"):
+        pipe("a red circle", "continuous_jacobi")
     adapter = CausalLM(small_llama(V, layers=1))
     adapter.takes_block_masks = True
     with pytest.raises(GenError, match="cuda_graphs does not support attn_implementation"):

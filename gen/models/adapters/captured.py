@@ -31,7 +31,9 @@ LOG = logging.getLogger("gen")
 SPARE = 2  # memories that no cache uses and that are kept, with their graphs
 WARM_UP = 2  # passes before a capture, in which libraries allocate their workspaces
 
+CANVASES = 64  # graphs of canvases that are kept
 Pass = Callable[[Sequence[Tensor]], Tensor]
+Graph = tuple[list[Tensor], Callable[[], Tensor]]  # inputs, and the pass on what they hold
 
 
 class Recorder(Protocol):
@@ -102,7 +104,7 @@ class SlotMemory:
     def __init__(self, rows: int, slots: int):
         self.rows, self.slots, self.branch_slots = rows, slots, 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # [B, S, H, D] each
-        self.graphs: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+        self.graphs: dict[Any, Graph] = {}
 
     def of_layer(self, number: int, *like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a layer, made like tensors [B, L, H, D] at first."""
@@ -219,6 +221,8 @@ class Captured:
         self.recorder = recorder
         self.without = 0  # passes that ran without a graph, prompts left out
         self._spare: list[SlotMemory] = []
+        self._canvases: dict[Any, Graph] = {}
+        self._rooms: dict[int, int] = {}  # most rows of canvases of a width
         self._tables: dict[int, Any] = {}  # what a forward made of the slots once
 
     def new_cache(self, layers: int, slots: int) -> StaticSlots:
@@ -281,14 +285,58 @@ class Captured:
         key = (tuple(names), tuple(kinds or ()), tuple(x.shape for x in padded))
         if key not in memory.graphs:
             tables = self._tables.setdefault(cache.slots, cache.tables)
-            run = _pass(adapter, names, kinds, tables)
-            static = [x.contiguous().clone() for x in padded]
             slots = [x[:height] for pair in memory.layers.values() for x in pair]
-            memory.graphs[key] = static, self.recorder.record(run, [*static, *slots])
-        static, replay = memory.graphs[key]
-        for to, x in zip(static, padded, strict=True):
-            to.copy_(x)
-        return replay()[:rows, :width].clone()
+            run = _pass(adapter, names, kinds, tables)
+            memory.graphs[key] = self._recorded(run, padded, slots)
+        return _replayed(memory.graphs[key], padded)[:rows, :width].clone()
+
+    def over_canvas(
+        self,
+        adapter: Any,
+        inputs: dict[str, Tensor],
+        positions: Tensor,
+        mask: Tensor | None,
+        tables: Any,
+        keep: int,
+    ) -> Tensor:
+        """Run the network of an adapter over a whole canvas: arguments of ``canvas_network``."""
+        rows, width = positions.shape
+        self._rooms[width] = max(rows, self._rooms.get(width, 0))
+        height = _bucket(rows, self._rooms[width])
+        given = [*inputs.values(), positions, *([] if mask is None else [mask])]
+        padded = [_padded(x, height - rows, 0, 1) for x in given]
+        key = (tuple(inputs), keep, tuple(x.shape for x in padded))
+        if key not in self._canvases:
+            run = _canvas_pass(adapter, list(inputs), mask is not None, tables, keep)
+            self._canvases[key] = self._recorded(run, padded, [])
+            while len(self._canvases) > CANVASES:  # the oldest
+                del self._canvases[next(iter(self._canvases))]
+        return _replayed(self._canvases[key], padded)[:rows].clone()
+
+    def _recorded(self, run: Pass, inputs: list[Tensor], memory: list[Tensor]) -> Graph:
+        """Record a pass on copies of its inputs and on memory that stays."""
+        static = [x.contiguous().clone() for x in inputs]
+        return static, self.recorder.record(run, [*static, *memory])
+
+
+def _replayed(graph: Graph, inputs: list[Tensor]) -> Tensor:
+    """Run a graph on inputs of its shapes; the next run writes the same output."""
+    static, replay = graph
+    for to, x in zip(static, inputs, strict=True):
+        to.copy_(x)
+    return replay()
+
+
+def _canvas_pass(adapter: Any, names: list[str], masked: bool, tables: Any, keep: int) -> Pass:
+    """Return the pass over a canvas as a function of its inputs, positions, and mask if any."""
+    count = len(names)
+
+    def run(tensors: Sequence[Tensor]) -> Tensor:
+        inputs = dict(zip(names, tensors[:count], strict=True))
+        mask = tensors[count + 1] if masked else None
+        return adapter.canvas_network(inputs, tensors[count], mask, tables, keep)
+
+    return run
 
 
 def _pass(adapter: Any, names: list[str], kinds: list[str] | None, tables: Any) -> Pass:
@@ -338,7 +386,7 @@ def captured_forward(adapter: Any, captured: Captured | None = None) -> Captured
     if not adapter.captures:
         raise GenError(
             f"cuda_graphs does not support {type(adapter.model).__name__} as"
-            f" {type(adapter).__name__}; expected a causal language model"
+            f" {type(adapter).__name__}; expected a causal or masked language model"
         )
     if router_of(adapter.model) is not None:
         raise GenError(

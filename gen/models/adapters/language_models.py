@@ -46,7 +46,7 @@ from gen.models.nets.grid import GridLlamaForCausalLM
 class LanguageModel(ModelAdapter):
     """Base class of adapters of transformers language models."""
 
-    compiles = True
+    compiles = captures = True
     product: Product | None = None  # matrix product of batch-invariant passes
     _attention = staticmethod(attention)  # of the fast forward
 
@@ -197,7 +197,6 @@ class CausalLM(LanguageModel):
     passes = ("forward", "forward_tree", "forward_superposed", "forward_with_hidden_states")
     keeps = True
     superposes = True
-    captures = True
 
     @mirrored
     def new_cache(self, slots: int) -> SlotCache:
