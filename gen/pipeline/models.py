@@ -134,7 +134,7 @@ class ModalityModels:
         self.compile, self.batch_invariant = compile, batch_invariant
         self.cuda_graphs = cuda_graphs
         ways = (sparse_prefill, compile, batch_invariant, cuda_graphs)
-        self.sparse_prefill = one_of(placement["tp"], *ways)
+        self.sparse_prefill = one_of(picked, placement["tp"], *ways)
         self.negative_condition: Any = None
         self._options = options
         loading = self._loading() | placement

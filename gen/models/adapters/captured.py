@@ -380,7 +380,7 @@ def captured_forward(adapter: Any, captured: Captured | None = None) -> Captured
         the passes.
 
     Raises:
-        GenError: the adapter's passes cannot be captured, or its device is no GPU of CUDA.
+        GenError: the adapter's passes cannot be captured.
     """
     require_fixed_network(adapter, "cuda_graphs")
     if not adapter.captures:
@@ -393,12 +393,6 @@ def captured_forward(adapter: Any, captured: Captured | None = None) -> Captured
             "cuda_graphs does not support adapters by name, which each pass chooses anew; expected"
             " the folder of one adapter, or cuda_graphs off"
         )
-    if captured is None:
-        if adapter.device.type != "cuda":
-            raise GenError(
-                f"cuda_graphs is True, and the model is on {adapter.device.type!r}; expected a"
-                " device of CUDA, or cuda_graphs off"
-            )
-        captured = Captured(CudaRecorder())
+    captured = Captured(CudaRecorder()) if captured is None else captured
     adapter.graphs = captured
     return captured
