@@ -222,7 +222,11 @@ def family(name: str) -> Entry:
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
         torch.manual_seed(0)
         case = WRITERS[name](Path(folder))
-        pipe = gen.load(case.modality, model=case.path, dtype="float64", **case.options)
+        said = case.path / "generation_config.json"
+        greedy = said.is_file() and json.loads(said.read_text()).get("do_sample") is False
+        # transformers writes so of some classes; draws tell more apart than the likeliest tokens
+        drawn = {"generation_config": False} if greedy else {}
+        pipe = gen.load(case.modality, model=case.path, dtype="float64", **case.options, **drawn)
         for spec in case.samplers:
             out = sample(pipe, list(case.prompts), spec)
             label = spec if isinstance(spec, str) else spec["name"]
