@@ -190,21 +190,23 @@ def enlarged_config(config: Mapping[str, Any], shape: Shape, seed: int) -> dict[
 
 
 def enlarged_weights(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], shape: Shape, seed: int = 0
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    shape: Shape,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of the enlarged model by name, one at a time.
 
-    Matrices keep their dtype. Norm weights are float64, since the factor of their scale is no
-    number of a smaller format.
+    Matrices keep their dtype. Norm weights are float64: smaller types do not hold their factor.
 
     Args:
         config: Config of the small model.
         weights: Tensors of the small model.
         shape: Shape of the enlarged one.
-        seed: Seed of the random entries.
+        generator: Generator of the random entries, which its device draws; None for seed 0.
     """
     small = Shape.of(config)
-    generator = torch.Generator().manual_seed(seed)
+    random = generator or torch.Generator().manual_seed(0)
     scale = math.sqrt(small.width / shape.width)
     example = weights["model.embed_tokens.weight"]
 
@@ -219,7 +221,7 @@ def enlarged_weights(
     ) -> tuple[str, Tensor]:
         """Put ``old`` in the corner of a random matrix. ``rows``, ``columns``: whether the new ones
         are random; else they are zeros."""
-        new = torch.randn(size, generator=generator).mul_(STD).to(example.dtype)
+        new = _drawn(size, random).to("cpu", example.dtype)
         height, breadth = (0, 0) if old is None else old.shape
         if not rows:
             new[height:] = 0
@@ -249,6 +251,11 @@ def enlarged_weights(
             yield matrix(name, old, size, not writes, not writes)
 
 
+def _drawn(size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Draw random entries on the generator's device."""
+    return torch.randn(size, generator=generator, device=generator.device).mul_(STD)
+
+
 def _projections(shape: Shape) -> dict[str, tuple[tuple[int, int], bool]]:
     """Return the sizes of a layer's matrices, and which of them write to the residual stream."""
     width, queries, keys = shape.width, shape.heads * shape.dim, shape.groups * shape.dim
@@ -263,7 +270,9 @@ def _projections(shape: Shape) -> dict[str, tuple[tuple[int, int], bool]]:
     }
 
 
-def inflate(name: str | Path, parameters: int, out: str | Path, seed: int = 0) -> dict[str, Any]:
+def inflate(
+    name: str | Path, parameters: int, out: str | Path, seed: int = 0, device: str = "cpu"
+) -> dict[str, Any]:
     """Write an enlarged model as a folder, with the files beside the weights and a card.
 
     Args:
@@ -271,6 +280,7 @@ def inflate(name: str | Path, parameters: int, out: str | Path, seed: int = 0) -
         parameters: Number of parameters, reached within 2 %.
         out: Folder that does not exist.
         seed: Seed of the random entries.
+        device: Device that draws them; others draw other numbers, of the same function.
 
     Returns:
         Model, folder, shape and number of parameters, as plain data.
@@ -295,7 +305,8 @@ def inflate(name: str | Path, parameters: int, out: str | Path, seed: int = 0) -
         )
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        _write_weights(work, enlarged_weights(config, weights, shape, seed), size)
+        generator = torch.Generator(device).manual_seed(seed)
+        _write_weights(work, enlarged_weights(config, weights, shape, generator), size)
         told = json.dumps(enlarged_config(config, shape, seed), indent=2)
         (work / "config.json").write_text(told + "\n")
         (work / "README.md").write_text(_card(name, Shape.of(config), shape, seed))

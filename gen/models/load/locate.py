@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from gen.core.errors import GenError, bad_type, unknown
-from gen.models.load.libraries import LOADING, diffusers, transformers
+from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.saved import read_saved
 
 ZOO = Path(__file__).parents[2] / "zoo"
@@ -171,18 +172,19 @@ def quiet():
 
 def _quiet() -> Iterator[None]:
     """Change the verbosity of the libraries, which is one for all threads, and restore it."""
-    diffusers_logging = diffusers().utils.logging
-    transformers_logging = transformers().utils.logging
-    verbosity = transformers_logging.get_verbosity(), diffusers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    diffusers_logging.set_verbosity_error()
+    # diffusers is silenced where a class of it was imported: nothing else needs the package
+    loaded = [transformers(), *filter(None, [sys.modules.get("diffusers")])]
+    verbosity = [(x.utils.logging, x.utils.logging.get_verbosity()) for x in loaded]
+    for library_logging, _ in verbosity:
+        library_logging.set_verbosity_error()
+    transformers_logging = loaded[0].utils.logging
     had_progress_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity[0])
-        diffusers_logging.set_verbosity(verbosity[1])
+        for library_logging, level in verbosity:
+            library_logging.set_verbosity(level)
         if had_progress_bar:
             transformers_logging.enable_progress_bar()
 

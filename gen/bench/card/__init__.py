@@ -1,0 +1,1 @@
+"""Measurements of gen on an accelerator within minutes: ``python -m gen.bench.card``."""
