@@ -80,7 +80,7 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
         **said,
         "dtype": dtype,
         "device": write_device(device),
-        "machine": machine(),
+        "machine": machine(pipe.device),
         "estimates": rows,
     }
     deliver(args, found, text)
