@@ -30,7 +30,7 @@ def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
         else lambda name: ""
     )
     lines = ["\n\n".join(f"{heads(name)}{text}" for name, text in texts.items())]
-    lines += dict.fromkeys(place(one["machine"]) for one in found.values())
+    lines += dict.fromkeys(measured_on(one["machine"]) for one in found.values())
     if args.gallery:
         tables = {name: one["table"] for name, one in found.items()}
         lines.append(
@@ -74,6 +74,6 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def place(machine: Mapping[str, Any]) -> str:
+def measured_on(machine: Mapping[str, Any]) -> str:
     """Format the line of a report that says where it was measured."""
     return "on {device}, torch {torch}, threads {threads}".format(**machine)

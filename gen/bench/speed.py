@@ -26,7 +26,7 @@ import torch
 
 from gen.bench.measure import described, prompts_of
 from gen.bench.records import Records, finished, opened
-from gen.bench.report import ALL, deliver, place
+from gen.bench.report import ALL, deliver, measured_on
 from gen.bench.spread import noise
 from gen.bench.table import NOTHING, REFERENCE, laid_out
 from gen.bench.variants import Variant, choose, model_options, serves
@@ -96,7 +96,7 @@ def bench_speed(args: argparse.Namespace, load: Callable[..., Any]) -> int:
         "table": footing(costs), "acceptance": lengths(costs), "throughput": throughput(costs),
         "noise": noises(costs),
     }  # fmt: skip
-    deliver(args, report, f"{render(report, args.markdown)}\n\n{place(records.machine)}")
+    deliver(args, report, f"{render(report, args.markdown)}\n\n{measured_on(records.machine)}")
     finished(args)
     return 0
 
