@@ -11,7 +11,7 @@ from gen.bench.measure import measure
 from gen.bench.spread import noise
 from gen.bench.variants import Variant
 
-REPEATS = 5
+REPEATS = 3
 
 
 def seconds_beside(
@@ -21,17 +21,18 @@ def seconds_beside(
 
     Args:
         pipe: pipeline that serves all samplers.
-        variants: the samplers.
+        variants: the samplers; another one decodes with the network of the first.
         items: planned items, which are decoded together.
 
     Returns:
-        Seconds per item of every repeat, by sampler; those of a first one are not among them.
+        Seconds per item of every repeat, by sampler. Those of a first one, in which all but the
+        first sampler warm up, are not among them.
     """
     rows = list(variants)
     found: dict[str, list[float]] = {row.label: [] for row in rows}
     for repeat in range(-1, REPEATS):
         turn = (repeat + 1) % len(rows)
-        for row in rows[turn:] + rows[:turn]:
+        for row in rows[1:] if repeat < 0 else rows[turn:] + rows[:turn]:
             run = measure(pipe, items, row, len(items), None, check=False)
             if repeat >= 0:
                 found[row.label].append(run["seconds"])

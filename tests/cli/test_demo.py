@@ -106,8 +106,10 @@ def test_the_times_are_those_of_the_jobs_windows_warm_and_in_turns(tmp_path, mon
     job = load_config("demo", [f"out={tmp_path}"])
     times, noise = demo.timed(job)
     assert noise is None and list(times) == list(COMPARED)
-    assert len(decoded) == 3 * (1 + REPEATS) and {name for name, *_ in decoded[:3]} == set(COMPARED)
-    assert [name for name, *_ in decoded[3::3]] == [COMPARED[n % 3] for n in range(1, 1 + REPEATS)]
+    assert [name for name, *_ in decoded[:2]] == list(COMPARED[1:]), "the first of them warms up"
+    names = [name for name, *_ in decoded[2:]]
+    assert len(names) == 3 * REPEATS and names[::3] == [COMPARED[n % 3] for n in (1, 2, 3)]
+    assert all(sorted(names[n : n + 3]) == sorted(COMPARED) for n in range(0, len(names), 3))
     assert {w for name, w, _ in decoded if name == "speculative_jacobi"} == {7}
     assert all(sampling == job.entries[0].sampling for *_, sampling in decoded)
 
