@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.bench.plots import COLOURS, Axis, Point, axis, bars, panel
-from gen.bench.table import REFERENCE, interval
+from gen.bench.table import REFERENCE, interval, untimed
 from gen.core.files import put_text
 
 CALLS, SECONDS, SHARE = "forward passes per item", "seconds per item", "prompt accuracy"
@@ -97,6 +97,7 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
         if drafts
         else ""
     )
+    said += "".join(f"<p>{escape(reason)}</p>" for reason in untimed(rows))
     return f'<h3>{escape(head)}</h3>{said}<div class="panels">{"".join(panels)}</div>{drawn}'
 
 

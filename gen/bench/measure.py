@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gen.bench.overhead import PassClock
+from gen.bench.records import Records
 from gen.bench.table import added
 from gen.bench.variants import Variant
 from gen.config.layers import read_yaml
@@ -29,16 +30,19 @@ def interleaved(
     errors: dict[tuple[str, int], str],
     progress: Any,
     overhead: bool = False,
+    records: Records | None = None,
 ) -> list[dict[str, Any]]:
     """Measure every variant once per repeat and batch size; each repeat begins with another one.
 
     Variants in ``errors`` are left out. Variants that run out of memory are added to it, and those
     that refuse and were not requested by name. ``overhead``: forward passes are timed.
+    ``records``: measurements so far, which are not made again; new ones are added at once.
 
     Raises:
         GenError: no variant is left.
     """
     runs: list[dict[str, Any]] = []
+    records = Records(None, {}) if records is None else records
     for repeat in range(-1, repeats):  # -1 warms up and is not counted
         items = pipe.plan(prompts, 1, seed + repeat + 1)
         for size in sizes:
@@ -46,37 +50,59 @@ def interleaved(
             for variant in variants[turn:] + variants[:turn]:
                 key = variant.label, size
                 progress.batch(f"{variant.label}, batch {size}", size)
-                part = items[:size] if repeat < 0 else items
-                try:
-                    if key not in errors:
-                        more = {"check": repeat >= 0, "overhead": overhead}
-                        run = measure(pipe, part, variant, size, progress.step, **more)
-                        runs += (
-                            [
-                                {
-                                    "sampler": variant.label,
-                                    "batch_size": size,
-                                    "repeat": repeat,
-                                    **run,
-                                }
-                            ]
-                            if repeat >= 0
-                            else []
-                        )
-                except (GenError, OSError) as problem:
-                    if variant.asked or isinstance(problem, OSError):
-                        raise
-                    errors[key] = str(problem)
-                except Exception as problem:
-                    if not is_out_of_memory(problem):
-                        raise
-                    errors[key] = "out of memory"
-                if errors.get(key) == "out of memory":
-                    free_memory()
+                counted = range(repeats) if repeat < 0 else [repeat]
+                known = [records.find(described(variant, size, n)) for n in counted]
+                if key not in errors and not all(known):
+                    part = items[:size] if repeat < 0 else items
+                    more = {"check": repeat >= 0, "overhead": overhead}
+                    run = attempted(pipe, part, variant, size, progress, errors, **more)
+                    if run is not None and repeat >= 0:
+                        known = [run]
+                        records.add(described(variant, size, repeat), run)
+                if key not in errors and repeat >= 0:
+                    what = {"sampler": variant.label, "batch_size": size, "repeat": repeat}
+                    runs.append({**what, **known[0]})
                 progress.items(1)
     if not runs:
         raise GenError(next(iter(errors.values())))
     return runs
+
+
+def attempted(
+    pipe: Any,
+    items: list[Any],
+    variant: Variant,
+    size: int,
+    progress: Any,
+    errors: dict[tuple[str, int], str],
+    **how: bool,
+) -> dict[str, Any] | None:
+    """Measure once; None where the reason that it cannot be done is added to ``errors``."""
+    try:
+        return measure(pipe, items, variant, size, progress.step, **how)
+    except (GenError, OSError) as problem:
+        if variant.asked or isinstance(problem, OSError):
+            raise
+        errors[variant.label, size] = str(problem)
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise
+        errors[variant.label, size] = "out of memory"
+    if errors[variant.label, size] == "out of memory":
+        free_memory()
+    return None
+
+
+def described(variant: Variant, size: int, repeat: int) -> dict[str, Any]:
+    """Describe a measurement by what tells it from others of its benchmark."""
+    return {
+        "sampler": variant.label,
+        "spec": variant.spec,
+        "sampling": variant.sampling,
+        "peer": variant.peer,
+        "batch_size": size,
+        "repeat": repeat,
+    }
 
 
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:

@@ -30,6 +30,7 @@ def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
         else lambda name: ""
     )
     lines = ["\n\n".join(f"{heads(name)}{text}" for name, text in texts.items())]
+    lines += dict.fromkeys(measured_on(one["machine"]) for one in found.values())
     if args.gallery:
         tables = {name: one["table"] for name, one in found.items()}
         lines.append(
@@ -48,10 +49,31 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None
         print(json.dumps(report, ensure_ascii=False))
 
 
-def machine() -> dict[str, Any]:
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """Describe the machine and the device that models run on, a CPU where none is given."""
     return {
+        "device": device_name(device or torch.device("cpu")),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a card or of the CPU, as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    known = Path("/proc/cpuinfo")
+    for line in known.read_text().splitlines() if known.is_file() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def measured_on(machine: Mapping[str, Any]) -> str:
+    """Format the line of a report that says where it was measured."""
+    return "on {device}, torch {torch}, threads {threads}".format(**machine)

@@ -10,7 +10,7 @@ counts prompts x repeats outputs. ``--peers`` adds other implementations
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from gen.bench.inflated import inflated
 from gen.bench.jobs.cost import bench_jobs
 from gen.bench.measure import interleaved, prompts_of
 from gen.bench.oracle import bench_oracle
-from gen.bench.report import ALL, machine, tell
+from gen.bench.records import finished, opened
+from gen.bench.report import ALL, tell
 from gen.bench.search import bench_search
 from gen.bench.speed import bench_speed
 from gen.bench.table import REFERENCE, tabulate
@@ -95,12 +96,17 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
             for name in registry.table("modality")
         }
     tell(args, found)
+    finished(args)
     return 0
 
 
 def _require_flags_fit(args: argparse.Namespace) -> None:
     """Refuse flags that say nothing together. Raises ``GenError``."""
     is_usual = args.protocol == "usual" and not args.oracle
+    if args.runs and (args.estimate or args.oracle or args.protocol == "search"):
+        raise GenError(
+            "--runs is given; expected it without --estimate, --oracle and --protocol search"
+        )
     if args.overhead and (args.estimate or not is_usual):
         raise GenError(
             "--overhead is given; expected it without --estimate, --oracle and --protocol"
@@ -121,14 +127,23 @@ def enlarged(args: argparse.Namespace, load: Callable[..., Any], size: int) -> d
     if not args.samplers:
         variants = [replace(v, asked=False) for v in variants]
     with inflated(load, pipe, variants, size) as (load_larger, parameters):
-        return {**measured(args, load_larger), "inflated": parameters}
+        return {**measured(args, load_larger, inflated=parameters), "inflated": parameters}
 
 
 def measured(
-    args: argparse.Namespace, load: Callable[..., Any], several: bool = False
+    args: argparse.Namespace,
+    load: Callable[..., Any],
+    several: bool = False,
+    inflated: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Measure one modality and return the report. ``several``: samplers without a model for it
-    become rows with that reason."""
+    """Measure one modality and return the report.
+
+    Args:
+        args: command line.
+        load: function that loads a pipeline.
+        several: samplers without a model for it become rows with that reason.
+        inflated: parameters of the models by name, where they are enlargements.
+    """
     sizes = parse_counts(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
     said = model_options(args)
@@ -136,6 +151,7 @@ def measured(
     variants, errors = _measurable(args, pipe, variants, sizes, several)
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
     progress = for_terminal()
+    records = opened(args, pipe, said, prompts, progress.note, inflated=inflated)
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
     try:
         runs = interleaved(
@@ -148,6 +164,7 @@ def measured(
             errors,
             progress,
             args.overhead,
+            records,
         )
     finally:
         progress.close()
@@ -157,7 +174,7 @@ def measured(
         "seed": args.seed,
         "repeats": args.repeats,
         "prompts": prompts,
-        "machine": machine(),
+        "machine": records.machine,
         "samplers": [
             {"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants
         ],

@@ -93,7 +93,7 @@ def bench_search(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     rows = measured(pipe, args.modality, prompts, args.repeats, args.seed)
     report = {
         "protocol": "search", "modality": args.modality, **said, "seed": args.seed,
-        "repeats": args.repeats, "prompts": prompts, "machine": machine(),
+        "repeats": args.repeats, "prompts": prompts, "machine": machine(pipe.device),
         "reward": REWARDS[args.modality][0], "table": rows,
     }  # fmt: skip
     text = render(rows, args.markdown)

@@ -24,13 +24,16 @@ from typing import Any
 
 import torch
 
-from gen.bench.measure import prompts_of
-from gen.bench.report import ALL, deliver, machine
+from gen.bench.measure import described, prompts_of
+from gen.bench.records import Records, finished, opened
+from gen.bench.report import ALL, deliver, measured_on
+from gen.bench.spread import noise
 from gen.bench.table import NOTHING, REFERENCE, laid_out
 from gen.bench.variants import Variant, choose, model_options, serves
 from gen.core.checks import parse_counts
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.jobs.progress.terminal import for_terminal
 
 ENTROPIES = ("low", "mixed", "high")
 POOL = 40  # prompts that are looked at for every one that is wanted
@@ -84,14 +87,17 @@ def bench_speed(args: argparse.Namespace, load: Callable[..., Any]) -> int:
             " expected a causal model"
         )
     groups = by_category(pipe.modality, args.modality, args.prompts, args.seed)
-    costs = measured(pipe, variants, sizes, groups, args.repeats, args.seed)
+    records = opened(args, pipe, said, groups, for_terminal().note)
+    costs = measured(pipe, variants, sizes, groups, args.repeats, args.seed, records)
     report = {
         "protocol": "speed", "modality": args.modality, **said, "seed": args.seed,
-        "repeats": args.repeats, "prompts": groups, "machine": machine(),
+        "repeats": args.repeats, "prompts": groups, "machine": records.machine,
         "samplers": [{"label": v.label, "sampler": v.spec} for v in variants],
         "table": footing(costs), "acceptance": lengths(costs), "throughput": throughput(costs),
+        "noise": noises(costs),
     }  # fmt: skip
-    deliver(args, report, render(report, args.markdown))
+    deliver(args, report, f"{render(report, args.markdown)}\n\n{measured_on(records.machine)}")
+    finished(args)
     return 0
 
 
@@ -118,19 +124,28 @@ def measured(
     groups: dict[str, list[str]],
     repeats: int,
     seed: int,
+    records: Records | None = None,
 ) -> list[Cost]:
-    """Measure every sampler once per repeat, concurrency and category, in rotating order."""
+    """Measure every sampler once per repeat, concurrency and category, in rotating order; what
+    ``records`` has is not measured again."""
     costs: list[Cost] = []
+    records = Records(None, {}) if records is None else records
     for repeat in range(-1, repeats):  # -1 warms up and is not counted
         plans = {c: pipe.plan(prompts, 1, seed + repeat + 1) for c, prompts in groups.items()}
-        buckets = {} if repeat < 0 else entropy_buckets(pipe, variants[0], plans)
+        buckets = {} if repeat < 0 else known_buckets(pipe, variants[0], plans, repeat, records)
         turn = (repeat + 1) % len(variants)
         for size in sizes:
             for variant in (*variants[turn:], *variants[:turn]):
                 for category, items in plans.items():
-                    part = items[:size] if repeat < 0 else items
-                    passes = decoded(pipe, variant, part, size)
-                    for n, cost in enumerate(passes if repeat >= 0 else ()):
+                    counted = range(repeats) if repeat < 0 else [repeat]
+                    what = [{**described(variant, size, n), "category": category} for n in counted]
+                    known = [records.find(one) for one in what]
+                    if not all(known):
+                        part = items[:size] if repeat < 0 else items
+                        known = [{"costs": decoded(pipe, variant, part, size)}]
+                        if repeat >= 0:
+                            records.add(what[0], known[0])
+                    for n, cost in enumerate(known[0]["costs"] if repeat >= 0 else ()):
                         labels = variant.label, size, category, buckets[category, n], repeat
                         costs.append(Cost(*labels, *cost))
     return costs
@@ -152,6 +167,23 @@ def decoded(
         seconds = (time.perf_counter() - began) / len(batch)
         found += [(s.nfe, s.draft_nfe or 0, s.tokens, seconds) for s in stats]
     return found
+
+
+def known_buckets(
+    pipe: Any,
+    reference: Variant,
+    plans: dict[str, list[Any]],
+    repeat: int,
+    records: Records,
+) -> dict[tuple[str, int], str]:
+    """Return the buckets of ``entropy_buckets``, those of ``records`` where it has them."""
+    what = {"buckets of repeat": repeat}
+    known = records.find(what)
+    if known is None:
+        found = entropy_buckets(pipe, reference, plans)
+        known = {"buckets": [[*key, bucket] for key, bucket in found.items()]}
+        records.add(what, known)
+    return {(category, n): bucket for category, n, bucket in known["buckets"]}
 
 
 def entropy_buckets(
@@ -188,11 +220,15 @@ def footing(costs: Sequence[Cost]) -> list[dict[str, Any]]:
         rows.append({
             "sampler": label, "concurrency": size, "acceptance_length": tokens / nfe,
             "draft_passes": sum(c.draft_nfe for c in group) / nfe,
-            "tokens_per_second": _speed(group),
+            "tokens_per_second": _speed(group), "noise": noise([*_per_pass(group).values()]),
         })  # fmt: skip
-    base = {r["concurrency"]: r["tokens_per_second"] for r in rows if r["sampler"] == REFERENCE}
+    groups = grouped(costs, "size", "sampler")
     for row in rows:
-        row["faster"] = row["tokens_per_second"] / base[row["concurrency"]]
+        size, label = row["concurrency"], row["sampler"]
+        base, mine = (groups[size, one] for one in (REFERENCE, label))
+        row["faster"] = row["tokens_per_second"] / _speed(base)
+        plain, other = _per_pass(base), _per_pass(mine)
+        row["faster_noise"] = noise([plain[n] / other[n] for n in plain.keys() & other.keys()])
     return rows
 
 
@@ -207,10 +243,25 @@ def lengths(costs: Sequence[Cost]) -> dict[str, dict[str, float]]:
 
 def throughput(costs: Sequence[Cost]) -> dict[str, dict[str, dict[int, float]]]:
     """Compute tokens per second of every sampler, by category and concurrency."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    return _by_domain(costs, _speed)
+
+
+def noises(costs: Sequence[Cost]) -> dict[str, dict[str, dict[int, str | None]]]:
+    """Say where the tokens per second of ``throughput`` are noise, and why."""
+    return _by_domain(costs, lambda group: noise([*_per_pass(group).values()]))
+
+
+def _by_domain(costs: Sequence[Cost], of: Callable[[list[Cost]], Any]) -> dict[str, Any]:
+    found: dict[str, dict[str, dict[int, Any]]] = {}
     for (label, one, size), group in grouped(costs, "sampler", "category", "size").items():
-        found.setdefault(label, {}).setdefault(one, {})[size] = _speed(group)
+        found.setdefault(label, {}).setdefault(one, {})[size] = of(group)
     return found
+
+
+def _per_pass(costs: Iterable[Cost]) -> dict[int, float]:
+    """Seconds per forward pass of the target, by repeat."""
+    repeats = grouped(costs, "repeat").items()
+    return {n: sum(c.seconds for c in g) / sum(c.nfe for c in g) for (n,), g in repeats}
 
 
 def _speed(costs: Iterable[Cost]) -> float:
@@ -236,7 +287,8 @@ def render(report: dict[str, Any], markdown: bool = False) -> str:
         rows.append([
             r["sampler"], str(r["concurrency"]), f"{r['acceptance_length']:.2f}",
             f"{r['draft_passes']:.2f}" if r["draft_passes"] else NOTHING,
-            f"{r['tokens_per_second']:.0f}", f"{r['faster']:.2f}x",
+            NOTHING if r["noise"] else f"{r['tokens_per_second']:.0f}",
+            NOTHING if r["faster_noise"] else f"{r['faster']:.2f}x",
         ])  # fmt: skip
     categories = list(report["prompts"])
     buckets = [b for b in ENTROPIES if any(b in by for by in report["acceptance"].values())]
@@ -248,11 +300,19 @@ def render(report: dict[str, Any], markdown: bool = False) -> str:
     domains = [heads]
     for label in labels:
         length, speed = report["acceptance"][label], report["throughput"][label]
-        cells = [
-            f"{length[c]:.2f} ({', '.join(f'{s:.0f}' for s in speed[c].values())})"
-            for c in categories
-        ]
+        cells = []
+        for c in categories:
+            why = report["noise"][label][c]
+            speeds = [NOTHING if why[n] else f"{s:.0f}" for n, s in speed[c].items()]
+            cells.append(f"{length[c]:.2f} ({', '.join(speeds)})")
         domains.append([label, *cells, *(f"{length[b]:.2f}" for b in buckets)])
     sizes = ", ".join(map(str, dict.fromkeys(r["concurrency"] for r in report["table"])))
     about = f"tokens per pass by category, with tokens/s at concurrency {sizes}; and by entropy"
-    return "\n\n".join([laid_out(rows, markdown), about, laid_out(domains, markdown)])
+    reasons = [
+        f"{what} {NOTHING}: {r[key]} ({r['sampler']}, concurrency {r['concurrency']})"
+        for r in report["table"]
+        for key, what in (("noise", "tokens/s"), ("faster_noise", "faster"))
+        if r[key]
+    ]
+    tables = [laid_out(rows, markdown), *reasons, about, laid_out(domains, markdown)]
+    return "\n\n".join(tables)

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
+from gen.bench.spread import noise
 from gen.core.tables import columns
 
 REFERENCE = "autoregressive"
@@ -51,8 +52,9 @@ def tabulate(
     the minimum and maximum of the seconds, the largest peak memory, and the sum of the acceptance
     histograms. ``mean_acceptance_length`` is tokens per forward pass. ``passed`` and its interval
     count all outputs, None where no checker exists. Ratios are to the reference at the same batch
-    size; ``overhead`` is wall speed-up / forward-pass speed-up, 1 where forward passes cost the
-    same.
+    size, of times the median over the repeats; ``overhead`` is wall speed-up / forward-pass
+    speed-up, 1 where forward passes cost the same. ``noise`` and ``speed_up_noise`` say why the
+    seconds and the ratio of times are not printed (``gen.bench.spread``), None where they are.
 
     Args:
         runs: measurements of all repeats.
@@ -83,14 +85,36 @@ def tabulate(
     for row in table:
         base = reference.get(row["batch_size"])
         if base and not row["error"]:
-            row["fewer_passes"], row["speed_up"] = (
-                base["nfe"] / row["nfe"],
-                base["seconds"] / row["seconds"],
-            )
+            row["fewer_passes"] = base["nfe"] / row["nfe"]
+            row.update(speed_up(groups[REFERENCE, row["batch_size"]], groups[key_of(row)]))
             row["overhead"] = row["speed_up"] / row["fewer_passes"]
             if row.get("cpu_seconds") and base.get("cpu_seconds"):
                 row["cpu_speed_up"] = base["cpu_seconds"] / row["cpu_seconds"]
     return table
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, int]:
+    return row["sampler"], row["batch_size"]
+
+
+def speed_up(
+    reference: Sequence[dict[str, Any]], group: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Compare the times of two rows, repeat by repeat."""
+    base = {r["repeat"]: r for r in reference}
+    pairs = [(base[r["repeat"]], r) for r in group if r["repeat"] in base]
+    ratios = [one["seconds"] / other["seconds"] for one, other in pairs]
+    return {
+        "speed_up": median(ratios),
+        "speed_up_least": min(ratios),
+        "speed_up_most": max(ratios),
+        "speed_up_noise": noise([per_pass(one) / per_pass(other) for one, other in pairs]),
+    }
+
+
+def per_pass(run: dict[str, Any]) -> float:
+    """Return the seconds per forward pass of a run."""
+    return run["seconds"] / run["nfe"]
 
 
 def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
@@ -115,6 +139,7 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     row.update(
         seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media
     )
+    row["noise"] = noise([per_pass(r) for r in group])
     memory = [r["peak_memory"] for r in group if r["peak_memory"] is not None]
     row["peak_memory"] = max(memory) if memory else None
     row["mean_acceptance_length"] = sum(r["tokens"] for r in group) / sum(
@@ -164,10 +189,10 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
                 *start,
                 calls(r),
                 f"{r['tokens_computed']:.0f} ({r['positions_computed']:.0f})",
-                f"{r['seconds']:.4f} ({r['seconds_least']:.4f}-{r['seconds_most']:.4f})",
+                seconds(r),
                 ratio("fewer_passes"),
-                ratio("speed_up"),
-                ratio("overhead", ""),
+                faster(r),
+                NOTHING if r.get("speed_up_noise") else ratio("overhead", ""),
                 f"{r['mean_acceptance_length']:.2f}",
                 memory,
                 fidelity(r),
@@ -185,11 +210,39 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
         [
             laid_out(rows, markdown),
             *([""] if markdown else []),
+            *untimed(table),
             *distributions(table),
             *why,
             *refused,
         ]
     )
+
+
+def seconds(row: dict[str, Any]) -> str:
+    """Format the time of an item, unless it is noise."""
+    if row["noise"]:
+        return NOTHING
+    return f"{row['seconds']:.4f} ({row['seconds_least']:.4f}-{row['seconds_most']:.4f})"
+
+
+def faster(row: dict[str, Any]) -> str:
+    """Format the ratio of times to the reference, unless it is noise."""
+    if "speed_up" not in row or row["speed_up_noise"]:
+        return NOTHING
+    if row["sampler"] == REFERENCE:
+        return f"{row['speed_up']:.2f}x"
+    return f"{row['speed_up']:.2f}x ({row['speed_up_least']:.2f}-{row['speed_up_most']:.2f})"
+
+
+def untimed(table: Sequence[dict[str, Any]]) -> list[str]:
+    """Say why times are not printed."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for row in (r for r in table if not r["error"]):
+        for key, what in (("noise", "s per item"), ("speed_up_noise", "faster")):
+            if row.get(key):
+                where = f"{row['sampler']}, batch {row['batch_size']}"
+                found[f"{what} {NOTHING}: {row[key]}"].append(where)
+    return [f"{reason} ({'; '.join(rows)})" for reason, rows in found.items()]
 
 
 def calls(row: dict[str, Any]) -> str:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from gen.bench.beside import REPEATS, relative, seconds_beside
+from gen.bench.table import REFERENCE
+from gen.bench.variants import Variant
 from gen.cli.check import check_folder
-from gen.config.job import load_config
+from gen.config.job import Job, load_config
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.run import run_job
 from gen.jobs.signals import STOPPED, stoppable
-from gen.store.ledger import CHECK, Row, read_json, read_rows
+from gen.jobs.worker import Pipes
+from gen.store.ledger import CHECK, WINDOWS, Row, read_json, read_rows
 
-COMPARED = ("autoregressive", "speculative_jacobi", "maskgit")  # the first is the reference
+ABOUT_TIMES = (
+    f"of one image relative to {REFERENCE}, medians of {REPEATS} interleaved repeats (min-max)"
+)
+NO_TIMES: Mapping[str, str] = {}
+COMPARED = (REFERENCE, "speculative_jacobi", "maskgit")  # the first is the reference
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -42,24 +51,46 @@ def demo(args: argparse.Namespace) -> int:
         )
         return STOPPED
     report = check_folder(job.out)
-    print("\n".join(summary(Path(job.out))))
+    times, noise = timed(job)
+    print("\n".join(summary(Path(job.out), times)))
+    print(f"times: {noise or ABOUT_TIMES}; for more, gen bench image")
     print(f"gallery: {Path(made['gallery']).resolve()}")
-    print("times: gen bench image, which takes medians of interleaved repeats")
     print("live page: gen serve, which needs the extra serve: pip install -e '.[serve]'")
     return 1 if made["failed"] or report["broken"] else 0
 
 
-def summary(folder: Path) -> list[str]:
-    """Summarise a checked folder of the job ``demo`` in five lines, without times: one run of a job
-    does not measure them."""
+def timed(job: Job) -> tuple[dict[str, str], str | None]:
+    """Measure the compared samplers beside each other on the first prompt, with the windows of the
+    folder: one run of a job does not measure times.
+
+    Returns:
+        Times relative to the reference, by sampler; none where they are noise, and the reason.
+    """
+    rows: dict[str, Variant] = {}
+    for number, entry in enumerate(job.entries):
+        path = Path(job.out) / WINDOWS / f"{number}.json"
+        window = {"window": read_json(path)["window"]} if path.is_file() else {}
+        name = entry.sampler["name"]
+        rows.setdefault(name, Variant(name, {**entry.sampler, **window}, entry.sampling, name))
+    first = job.entries[0]
+    pipe = Pipes().of(first)
+    items = pipe.plan(first.prompts[:1], 1, first.seed)
+    return relative(seconds_beside(pipe, [rows[name] for name in COMPARED], items))
+
+
+def summary(folder: Path, times: Mapping[str, str] = NO_TIMES) -> list[str]:
+    """Summarise a checked folder of the job ``demo`` in five lines, with the times of the compared
+    samplers where there are some."""
     rows, verdicts = read_rows(folder), read_json(folder / CHECK)
     first = {name: _rows_of(rows, name) for name in COMPARED}
     reference = first[COMPARED[0]]
     lines = [f"{len(reference)} images from the same prompts and seeds:"]
+    width = max(map(len, times.values()), default=0)
+    column = {name: f"{times[name]:{width}}   " if times else "" for name in COMPARED}
     for name, group in first.items():
         line = (
             f"  {name:20}{median(r['nfe'] for r in group):4g} forward passes"
-            f"   {_passed(group, verdicts)}"
+            f"   {column[name]}{_passed(group, verdicts)}"
         )
         if name != COMPARED[0] and group[0]["model"] == reference[0]["model"]:
             pairs = zip(reference, group, strict=True)

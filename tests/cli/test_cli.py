@@ -454,7 +454,8 @@ def test_bench_measures_everything_against_autoregression(capsys):
     assert (
         code == 0
         and out.startswith("| sampler |")
-        and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1
+        and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1 + 3  # the device, and two columns of noise
+        and out.count("-: 2 of 3 repeats that a time needs (") == 2
         and "sampling: top_k 7" in out
     )
     page = Path("curves/index.html").read_text()

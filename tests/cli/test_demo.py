@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from gen.__main__ import main
+from gen.bench.beside import REPEATS, relative
 from gen.cli import demo
 from gen.cli.demo import COMPARED, summary
 from gen.config.job import load_config
-from gen.store.ledger import CHECK, MANIFEST
+from gen.jobs.worker import Pipes
+from gen.store.ledger import CHECK, MANIFEST, WINDOWS
 from tests.support.ledgers import write_rows
 
 
@@ -70,6 +73,45 @@ def test_the_packaged_job_starts_with_what_the_summary_compares():
 
 def test_the_summary_tells_no_time_of_a_single_run(folder):
     assert not any("1.5" in line or " s " in line for line in summary(folder))
+
+
+def test_times_of_interleaved_repeats_stand_beside_the_passes(folder):
+    seconds = {"autoregressive": [1.0, 2.0, 3.0], "speculative_jacobi": [0.5, 1.0, 1.6]}
+    times, noise = relative({**seconds, "maskgit": [0.1, 0.2, 0.3]})
+    lines = summary(folder, times)
+    assert noise is None and len(lines) == 5
+    assert lines[1].startswith("  autoregressive       256 forward passes   time 1.00 ")
+    assert "40 forward passes   time 0.50 (0.50-0.53)   2 of 2 as prompted" in lines[2]
+    assert "forward passes   time 0.10 (0.10-0.10)   1 of 2" in lines[3]
+
+
+def test_repeats_that_disagree_leave_the_passes_alone(folder):
+    seconds = {"autoregressive": [1.0, 1.0, 1.0], "speculative_jacobi": [0.5, 1.0, 1.6]}
+    times, noise = relative(seconds)
+    assert times == {} and summary(folder, times) == summary(folder)
+    assert noise == "the middle half of the repeats differs by 73% (speculative_jacobi)"
+
+
+def test_the_times_are_those_of_the_jobs_windows_warm_and_in_turns(tmp_path, monkeypatch):
+    decoded = []
+
+    def measure(pipe, items, row, size, callback, *, check):
+        decoded.append((row.label, row.spec.get("window"), row.sampling))
+        return {"seconds": 1.0}
+
+    (tmp_path / WINDOWS).mkdir()
+    (tmp_path / WINDOWS / "1.json").write_text('{"window": 7}')
+    monkeypatch.setattr("gen.bench.beside.measure", measure)
+    monkeypatch.setattr(Pipes, "of", lambda self, entry: SimpleNamespace(plan=lambda *_: ["item"]))
+    job = load_config("demo", [f"out={tmp_path}"])
+    times, noise = demo.timed(job)
+    assert noise is None and list(times) == list(COMPARED)
+    assert [name for name, *_ in decoded[:2]] == list(COMPARED[1:]), "the first of them warms up"
+    names = [name for name, *_ in decoded[2:]]
+    assert len(names) == 3 * REPEATS and names[::3] == [COMPARED[n % 3] for n in (1, 2, 3)]
+    assert all(sorted(names[n : n + 3]) == sorted(COMPARED) for n in range(0, len(names), 3))
+    assert {w for name, w, _ in decoded if name == "speculative_jacobi"} == {7}
+    assert all(sampling == job.entries[0].sampling for *_, sampling in decoded)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import gen
 from gen.config.job import make_job
 from gen.jobs import windows
 from gen.jobs.progress.report import Lines
 from gen.jobs.run import run_job
+from gen.samplers.engine.window import Widths
 from gen.store.ledger import RUNTIME, WINDOWS, read_plan, read_rows
 
 PROMPTS: list[str] = []
@@ -105,7 +109,9 @@ def test_where_hardly_a_draft_is_accepted_one_batch_tells(accepted, widths):
     tried = []
 
     class Pipe:
-        def generate(self, plans, sampler, sampling):
+        device = torch.device("cpu")
+
+        def generate(self, plans, sampler, sampling, callback):
             tried.append(sampler["window"])
             made = SimpleNamespace(nfe=100, tokens=120 + 100 * accepted, seconds=len(tried))
             return SimpleNamespace(stats=[made] * len(plans))
@@ -114,6 +120,82 @@ def test_where_hardly_a_draft_is_accepted_one_batch_tells(accepted, widths):
     found = windows.measure_windows(Pipe(), entry, ["a", "b"], Lines())
     assert found["window"] == 1 and found["items"] == 2 and tried[: len(widths)] == widths
     assert bool(found["seconds"]) == bool(accepted)
+
+
+class Ticking:
+    """Pipeline that decodes 256 tokens; its clock takes so long for a pass of a width, times noise.
+    Drafts are accepted as those of the image model are."""
+
+    device = torch.device("cpu")
+    passes = {1: 256, 4: 143, 8: 103, 16: 70, 32: 51, 64: 40, 128: 38}
+
+    def __init__(self, monkeypatch, cost, noise):
+        self.cost, self.noise, self.now, self.decoded = cost, noise, 0.0, []
+        on = Widths.on
+
+        def ticking(device, branches):
+            return replace(on(device, branches), clock=lambda: self.now)
+
+        monkeypatch.setattr(windows.Widths, "on", ticking)
+
+    def generate(self, plans, sampler, sampling, callback):
+        width = sampler["window"]
+        passes = self.passes[width]
+        self.decoded.append(width)
+        began = self.now
+        for step in range(passes):
+            self.now += self.cost(width) * self.noise()
+            callback({"done": 256 * (step + 1) // passes, "total": 256})
+        made = SimpleNamespace(nfe=passes, tokens=256, seconds=self.now - began)
+        return SimpleNamespace(stats=[made])
+
+
+def bent(width):
+    return 1 + width / 24
+
+
+def flat(width):
+    return 1.0
+
+
+def chosen(monkeypatch, cost, noise) -> tuple[dict, list[int]]:
+    with monkeypatch.context() as patch:
+        pipe = Ticking(patch, cost, noise)
+        entry = SimpleNamespace(sampler={"name": "speculative_jacobi"}, sampling={})
+        return windows.measure_windows(pipe, entry, ["a"], Lines()), pipe.decoded
+
+
+@pytest.mark.parametrize("cost", [bent, flat])
+def test_under_a_noisy_clock_every_job_has_the_same_window(monkeypatch, cost):
+    found = set()
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        made, decoded = chosen(monkeypatch, cost, lambda rng=rng: rng.uniform(1, 2))
+        found.add((made["window"], made["by"], *decoded))
+    assert len(found) == 1 and next(iter(found))[:2] == (32, "count")
+
+
+def test_control_single_timings_give_several(monkeypatch):
+    monkeypatch.setattr(Widths, "is_clear", lambda known, *widths: True)
+    monkeypatch.setattr(windows.Widths, "choose", lambda k, rows, ws, far: max(
+        ws, key=lambda w: k.gain(w) / k.seconds[rows, w][-1][1]
+    ))  # fmt: skip
+    found = set()
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        noise = lambda rng=rng: rng.uniform(1, 2)  # noqa: E731
+        found.add(chosen(monkeypatch, bent, noise)[0]["window"])
+    assert len(found) > 1
+
+
+def test_a_clear_clock_overrules_counting_once_it_has_said_so_twice(monkeypatch):
+    made, decoded = chosen(monkeypatch, flat, lambda: 1.0)
+    assert made["by"] == "clock" and made["window"] == 128 and decoded[-2:] == [128, 32]
+    steps, once = itertools.count(), sum(Ticking.passes.values())
+    made, decoded = chosen(
+        monkeypatch, lambda width: 1.0 if next(steps) < once else width, lambda: 1.0
+    )
+    assert decoded[-2:] == [128, 32] and (made["by"], made["window"]) == ("count", 32)
 
 
 def test_a_window_that_is_a_number_is_not_measured(prompts, tmp_path, monkeypatch):

@@ -14,7 +14,8 @@ from gen.bench.estimate.machine import measure_machine
 from gen.bench.estimate.record import Recording, record
 from gen.bench.measure import measure, prompts_of
 from gen.bench.report import deliver, machine
-from gen.bench.table import REFERENCE, laid_out
+from gen.bench.spread import noise
+from gen.bench.table import NOTHING, REFERENCE, laid_out
 from gen.bench.variants import Variant, choose, model_options, serves
 from gen.core.checks import parse_counts
 from gen.core.errors import GenError
@@ -72,7 +73,11 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
             )
             for name, larger in configs.items():
                 row = _row(name, variant, recording, estimator.cost(recording, larger))
-                rows.append({**row, "batch_size": size, "measured": taken.get(variant.label)})
+                seconds = taken.get(variant.label, [])
+                rows.append({
+                    **row, "batch_size": size,
+                    "measured": median(seconds) if seconds else None, "noise": noise(seconds),
+                })  # fmt: skip
     _compare(rows)
     text = _text(rows, device, dtype, args)
     found = {
@@ -80,7 +85,7 @@ def bench_estimate(args: argparse.Namespace, load: Callable[..., Any]) -> int:
         **said,
         "dtype": dtype,
         "device": write_device(device),
-        "machine": machine(),
+        "machine": machine(pipe.device),
         "estimates": rows,
     }
     deliver(args, found, text)
@@ -134,8 +139,8 @@ def _configs(
 
 def _measured(
     pipe: Any, items: list[Any], variants: list[Variant], args: argparse.Namespace
-) -> dict[str, float]:
-    """Return the median seconds per item of every variant.
+) -> dict[str, list[float]]:
+    """Return the seconds per item of every variant and repeat.
 
     Repeats are interleaved, each beginning with another variant, after one that is not counted.
     With one thread on a CPU the clock is that of the process, as it is for the rates.
@@ -148,7 +153,7 @@ def _measured(
             run = measure(pipe, items, variant, len(items), None, check=False)
             if repeat >= 0:
                 seconds[variant.label].append(run[clock])
-    return {label: median(each) for label, each in seconds.items()}
+    return seconds
 
 
 def _row(size: str, variant: Variant, recording: Recording, cost: Cost) -> dict[str, Any]:
@@ -205,7 +210,9 @@ def _text(rows: list[dict[str, Any]], device: Device, dtype: str, args: argparse
             *ratios,
             f"{r['faster']:.2f}x" if "faster" in r else "-",
         ]
-        if args.measured:
+        if args.measured and r["noise"]:
+            cells += [NOTHING, NOTHING]
+        elif args.measured:
             cells += [
                 f"{1000 * r['measured'] / r['tokens']:.3f}",
                 f"{r['seconds'] / r['measured']:.2f}",
@@ -220,6 +227,12 @@ def _text(rows: list[dict[str, Any]], device: Device, dtype: str, args: argparse
             "faster = fewer passes / (dearer pass x rest); forward passes were measured on the"
             " built-in model, all times are estimates",
             *_why_not(rows),
+            *(
+                f"measured {NOTHING}: {r['noise']} ({r['sampler']} at {r['size']}, batch"
+                f" {r['batch_size']})"
+                for r in rows
+                if args.measured and r["noise"]
+            ),
         ]
     )
 

@@ -141,6 +141,14 @@ def _add_amount_flags(parser: Parser) -> None:
 def _add_report_flags(parser: Parser) -> None:
     parser.add_argument("--out", metavar="FILE.json", help="write the measurements of every run")
     parser.add_argument(
+        "--runs",
+        metavar="FILE.jsonl",
+        help=(
+            "write every measurement as it is made to this file, and go on with those that are in"
+            " it (FILE.jsonl of --out or out/bench/MODALITY.jsonl, until the benchmark is over)"
+        ),
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -186,6 +187,106 @@ def test_no_more_places_than_there_are():
     seen, _ = Device(FLAT, lambda width: width).play(Widths(), 1, 100, most=10)
     assert max(seen) == 8
     assert set(Device(FLAT, lambda width: width).play(Widths(), 1, 20, most=1)[0]) == {1}
+
+
+# --- on a busy machine
+
+
+def CALM(rng):
+    return 1.0
+
+
+def SLOWER(rng):
+    return rng.uniform(1, 2)  # others take the processor now and then
+
+
+def EITHER(rng):
+    return 2 ** rng.uniform(-1, 1)
+
+
+def HALF(rng):
+    return 1 + (rng.random() < 0.5)
+
+
+class Busy(Device):
+    """Device whose rounds take longer by chance, and accept as many drafts as in every run."""
+
+    def __init__(self, seconds, noise, seed: int):
+        rng, accepts = np.random.default_rng(seed), np.random.default_rng(7)
+
+        def noisy(rows, width):
+            return seconds(rows, width) * noise(rng)
+
+        def tokens(width):  # a draft after the first is as good as accepted at 0.8
+            return min(int(accepts.geometric(0.2)), width)
+
+        super().__init__(noisy, tokens)
+
+
+def all_widths(seconds, noise, rows: int, runs: int = 20) -> set[tuple[int, ...]]:
+    """Return the sequences of widths, and with them the forward passes, of calls of one pipeline
+    after the other that differ in the noise of the clock alone."""
+    found = set()
+    for seed in range(runs):
+        device, known = Busy(seconds, noise, seed), Widths()
+        calls = [device.play(known, rows, 250)[0] for _ in range(3)]
+        found.add(tuple(width for call in calls for width in call))
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("noise", [SLOWER, EITHER, HALF])
+@pytest.mark.parametrize("seconds", [FLAT, BENT, FULL])
+@pytest.mark.thinned(4)
+def test_under_a_noisy_clock_every_run_has_the_same_widths(seconds, noise, rows):
+    [widths] = all_widths(seconds, noise, rows)
+    assert len(set(widths)) > 2, "they are tried"
+
+
+@pytest.mark.parametrize("noise", [SLOWER, EITHER])
+def test_control_a_clock_that_is_always_believed_gives_others(noise, monkeypatch):
+    monkeypatch.setattr(Widths, "is_clear", lambda known, *widths: True)
+    assert len(all_widths(BENT, noise, 1)) > 10
+    assert len(all_widths(BENT, CALM, 1, runs=3)) == 1
+
+
+def test_counting_agrees_with_a_clear_clock_within_a_tenth():
+    """The clock has a say only where it is sure; here both find the same width."""
+    [calm], [busy] = (all_widths(BENT, noise, 1, runs=2) for noise in (CALM, SLOWER))
+    assert set(calm[-100:]) & set(busy[-100:])
+
+
+def test_control_a_clear_clock_overrules_counting():
+    """On a device that is full at once counting alone keeps a window that the clock closes."""
+    [calm], [busy] = (all_widths(FULL, noise, 1, runs=2) for noise in (CALM, SLOWER))
+    assert calm[-100:].count(1) > 75 > busy[-100:].count(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_under_a_noisy_clock_a_sampler_takes_the_same_forward_passes(seed):
+    spec = {"name": "speculative_jacobi", "window": "auto"}
+    sampler, sampling = resolve_sampler(spec)
+    found = set()
+    for run_seed in range(20):
+        rng, ticks = np.random.default_rng(100 * seed + run_seed), [0.0]
+
+        def clock(rng=rng, ticks=ticks):
+            ticks.append(ticks[-1] + rng.uniform(1, 2))
+            return ticks[-1]
+
+        known = {(sampler, sampling): Widths(clock=clock)}
+        stats = [s for n in range(3) for s in run(spec, n, known, length=100)[0].stats]
+        found.add(tuple(s.nfe for s in stats))
+    assert len(found) == 1 and 0 < sum(next(iter(found))) < 9 * 100
+
+
+def test_the_clock_of_a_cpu_stands_still_while_the_thread_waits():
+    clock = Widths.on(torch.device("cpu"), 1).clock
+    began = clock()
+    time.sleep(0.05)
+    assert clock() - began < 0.02
+    assert Widths.on(torch.device("cuda"), 2).clock is time.perf_counter
 
 
 # --- that it may
