@@ -252,7 +252,7 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
             nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
-        return NodeDrafter(target, nodes, shape, self._draws(), verifier)
+        return NodeDrafter(nodes, shape, self._draws(), verifier)
 
 
 _preset = Preset(

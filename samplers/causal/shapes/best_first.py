@@ -71,7 +71,7 @@ class BestFirst(Shape):
         dtype = builder.rest.dtype
         left = torch.zeros(b, 1, dtype=dtype, device=device)  # log of every node's value
         for _ in range(self.params.nodes):
-            if builder.tree.draws == RANKS:
+            if builder.draws == RANKS:
                 builder.expand()
                 value = left + builder.rest.amax(-1)
                 if builder.size and not may_be_any(value > -torch.inf):

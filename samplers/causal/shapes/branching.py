@@ -104,7 +104,7 @@ class Branching(Shape):
         for count in self.params.levels():
             builder.expand()
             first, parents = builder.size, builder.columns(level)
-            if builder.tree.draws == TOP_AND_RANDOM:
+            if builder.draws == TOP_AND_RANDOM:
                 top = builder.withhold_top(parents, count - 1)
                 builder.add(parents)
                 for rank in range(count - 1):

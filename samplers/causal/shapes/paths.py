@@ -83,14 +83,13 @@ class Paths(Shape):
     def grow(self, builder: TreeBuilder) -> None:
         tip = self._grow_trunk(builder)
         first = builder.size
-        models = [path % builder.num_models for path in range(self.params.paths)]
-        for model in models:
-            builder.add(tip, models=[model])
+        for path in range(self.params.paths):
+            builder.add(tip - path % builder.num_models)  # several models see a root each
         tips = list(range(first, builder.size))
         for _ in range(self.params.path_length - 1):
             builder.expand()
             first = builder.size
-            builder.add(builder.columns(tips), models=models)
+            builder.add(builder.columns(tips))
             tips = list(range(first, builder.size))
 
     def _grow_trunk(self, builder: TreeBuilder) -> Tensor:

@@ -37,9 +37,9 @@ class Cool(Relaxed):
     relaxation: float = 6.0
     decay: ClassVar[float] = 0.7
 
-    def credit(self, proposal, logp):
+    def credit(self, tree, logp):
         position = torch.arange(logp.shape[1], dtype=logp.dtype, device=logp.device)
-        return draft_logp(proposal, logp) + torch.log1p(
+        return draft_logp(tree, logp) + torch.log1p(
             self.relaxation * (-self.decay * position).exp()
         )
 

@@ -40,13 +40,13 @@ class Distance(Relaxed):
     relaxation: float = 1
     whole = True
 
-    def credit(self, proposal, logp):
+    def credit(self, tree, logp):
         reach, size = int(self.relaxation), logp.shape[-1]
         offset = torch.arange(1, reach + 1, device=logp.device)
-        at = proposal.tokens[..., None] + torch.cat([-offset, offset])
+        at = tree.tokens[..., None] + torch.cat([-offset, offset])
         mass = logp.gather(-1, at.clamp(0, size - 1)).exp()
         return torch.logaddexp(
-            draft_logp(proposal, logp), torch.where((at >= 0) & (at < size), mass, 0).sum(-1).log()
+            draft_logp(tree, logp), torch.where((at >= 0) & (at < size), mass, 0).sum(-1).log()
         )
 
     def excess(self, p, q):

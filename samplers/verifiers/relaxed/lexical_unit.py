@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gen.core.method import Limit, method
 from gen.core.registry import register
-from gen.samplers.verifiers.base import ROW, Proposal
+from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
 
 
@@ -46,16 +46,17 @@ class LexicalUnit(Relaxed):
     relaxation: float = 0.1
     most: ClassVar[float] = 1.0
 
-    def credit(self, proposal, logp):
-        log_p, log_q = draft_logp(proposal, logp), proposal.log_mass()
-        run = self.sure(proposal).long().cumprod(1).bool() & (log_p > -torch.inf)
+    def credit(self, tree, logp):
+        log_p, log_q = draft_logp(tree, logp), tree.log_mass()
+        run = self.sure(tree).long().cumprod(1).bool() & (log_p > -torch.inf)
         return torch.where(run, torch.maximum(log_p, log_q), log_p)
 
-    def sure(self, proposal: Proposal) -> Tensor:
+    def sure(self, tree: Tree) -> Tensor:
         """Find the drafts above the probability, bool [b, L]."""
-        if not self.relaxation:
-            return torch.zeros_like(proposal.tokens, dtype=torch.bool)
-        return (proposal.log_mass().exp() > 1 - self.relaxation) & (proposal.kind == ROW)
+        if not self.relaxation or tree.logq is None:
+            return torch.zeros_like(tree.tokens, dtype=torch.bool)
+        sure = tree.log_mass().exp() > 1 - self.relaxation
+        return sure if tree.guessed is None else sure & ~tree.guessed
 
     def excess(self, p, q):
         return torch.where(q > 1 - self.relaxation, (q - p).clamp_min(0), 0)

@@ -44,10 +44,10 @@ class Typical(Relaxed):
     epsilon: ClassVar[float] = 0.09
     delta: ClassVar[float] = 0.3
 
-    def credit(self, proposal, logp):
-        log_p = draft_logp(proposal, logp)
+    def credit(self, tree, logp):
+        log_p = draft_logp(tree, logp)
         typical = self.relaxation * log_p.exp() > self.threshold(logp.exp())
-        return torch.where(typical, torch.maximum(log_p, proposal.log_mass()), log_p)
+        return torch.where(typical, torch.maximum(log_p, tree.log_mass()), log_p)
 
     def threshold(self, p: Tensor) -> Tensor:
         """Probability above which a token is typical: [..., V] -> [...]."""

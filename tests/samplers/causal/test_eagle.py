@@ -94,7 +94,7 @@ def test_control_drafts_of_another_distribution(folder, monkeypatch):
 
     def verified(self, step, output):
         if self.tree is not None and self.tree.tokens.shape[1]:
-            self.tree.logq[:, 0] = self.nodes.claimed
+            self.tree.logq[:, :1] = self.nodes.claimed
         return verify(self, step, output)
 
     verify = NodeDrafter.verify

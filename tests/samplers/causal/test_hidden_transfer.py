@@ -44,7 +44,7 @@ def noted(shape: str) -> tuple[torch.nn.Module, list]:
     made = Chain(None, DEPTH) if shape == "chain" else made
     rule = registry.get("verifier", "recursive")().on(of.space, of.device)
     draws = "without_replacement" if shape == "tree" else "with_replacement"
-    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(of, nodes, made, draws, rule))
+    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(nodes, made, draws, rule))
     return net, nodes.seen
 
 

@@ -137,10 +137,8 @@ def test_control_a_tree_that_drops_what_the_target_would_reject(selector, monkey
 
     def wrong(self, step, tree, logp):
         row = torch.arange(len(logp))[:, None]
-        at = tree.parents + 1
-        ids = tree.tokens[..., None]
-        p, q = (x[row, at].gather(-1, ids)[..., 0] for x in (logp, tree.logq.to(logp.dtype)))
-        tree.exists = tree.exists & (p >= q)
+        p = logp[row, tree.parents + 1].gather(-1, tree.tokens[..., None])[..., 0]
+        tree.exists = tree.exists & (p >= tree.log_mass())
         return judge(self, step, tree, logp)
 
     monkeypatch.setattr(NodeDrafter, "_judge", wrong)
