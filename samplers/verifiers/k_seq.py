@@ -51,7 +51,9 @@ class KSeq(TreeVerifier):
             here, ids = torch.full_like(at, column), tree.tokens[:, column, None]
             chance = (p.gather(1, ids) / (rho * q.gather(1, ids)))[:, 0]
             kept = coins(step, tree, here, chance.clamp_max(1).nan_to_num(0.0), turn)
-            at = torch.where(kept, here, at)
+            # a sibling may be accepted whose equal was not: the first of them has the children
+            equal = tree.exists & (tree.parents == at[:, None]) & (tree.tokens == ids)
+            at = torch.where(kept, equal.byte().argmax(1), at)
             if may_be_any(kept):
                 p, q, alive, rho = enter()
         common = torch.minimum(q, p / rho)
