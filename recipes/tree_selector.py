@@ -34,6 +34,7 @@ from gen.recipes.drafters.table import measured
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
     HISTORY,
@@ -47,7 +48,7 @@ from gen.samplers.causal.shapes.selected import (
 )
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree, TreeBuilder
+from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
 
 ROWS = 64  # items that are decoded together
 

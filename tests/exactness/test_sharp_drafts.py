@@ -14,8 +14,8 @@ from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.speculative import Speculative
-from gen.samplers.engine.tree import TreeBuilder
 from gen.samplers.verifiers import recursive
 
 ROUNDING, WRONG = 1e-5, 1e-3

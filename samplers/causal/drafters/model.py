@@ -33,8 +33,8 @@ from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.drafters.trained import facts_of_model
-from gen.samplers.causal.length_policies.auto import AutoLength
 from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import AutoLength
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.failed import failed_draws

@@ -9,9 +9,10 @@ from torch import Tensor
 from gen.models.targets.base import StepOutput
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree, TreeBuilder
+from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
 from gen.samplers.verifiers.base import Verifier
 
 

@@ -40,7 +40,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import language_model
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import DRAWS, Tree

@@ -23,7 +23,8 @@ from gen.core.method import Limit, method
 from gen.core.params import Params, integer, number
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.engine.tree import WITH_REPLACEMENT, TreeBuilder
+from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.tree import WITH_REPLACEMENT
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Each credits a draft x ~ q with a mass g(x) in place of p(x), accepts it with probability f(x) =
 min(1, g(x) / q(x)), and at a rejection draws from norm((p - q f)+), the best residual there is for
-f (see the proof); the papers draw from other residuals. r is ``relaxation``. The rules are one file
-each. Their presets draft by repetition (``init: repeat``): a draft that is not random is judged by
-p alone, where uniform ones have a q so small that relaxed rules would let any of them pass.
+f (see the proof); the papers draw from other residuals. r is ``relaxation``. Their presets draft by
+repetition (``init: repeat``): a draft that is not random is judged by p alone, where uniform ones
+have a q so small that relaxed rules would let any of them pass.
 
 Guarantee: r = 0 is the token verifier, the same coins and the same tokens. Above it, ``bound``
 bounds the total variation TV between the distribution c of the token that a step commits and p.

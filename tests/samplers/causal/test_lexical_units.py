@@ -10,7 +10,7 @@ from tabular import space_of
 from gen.core.registry import registry
 from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.base import Token
-from gen.samplers.verifiers.relaxed.lexical_unit import LexicalUnit
+from gen.samplers.verifiers.relaxed.formulas import LexicalUnit
 
 relaxed_acceptance = registry.get("sampler", "relaxed_acceptance")
 Q = torch.tensor([[0.95, 0.05], [0.92, 0.08], [0.6, 0.4], [0.99, 0.01]]).double()

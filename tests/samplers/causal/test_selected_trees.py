@@ -37,6 +37,7 @@ from gen.recipes.tree_selector import (
 )
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
     FEATURES,
@@ -47,7 +48,6 @@ from gen.samplers.causal.shapes.selected import (
     facts_of,
     times_of,
 )
-from gen.samplers.engine.tree import TreeBuilder
 
 ACTIONS = ((1, 0, 0), (2, 0, 0), (0, 2, 1), (1, 2, 1), (0, 2, 2))
 SLOW = partial(pytest.param, marks=pytest.mark.slow)

@@ -36,7 +36,7 @@ from gen.samplers.causal.drafters.exit import exit_layer, exit_model
 from gen.samplers.causal.drafters.head_networks import MedusaHeads
 from gen.samplers.causal.drafters.heads import HeadNodes, projection
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
 EXACT, WRONG = 1e-12, 1e-3

@@ -26,7 +26,7 @@ from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.branching import Branching
+from gen.samplers.causal.shapes.static import Branching
 from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.follow import Follow
 from gen.samplers.verifiers.tree import TreeVerifier, node
