@@ -73,6 +73,7 @@ class ProactiveDrafter(JacobiDrafter):
         """
         chain, room = self.drafts, to_device(step.room, step.start.device)[:, None]
         self.room, (b, length), levels = room, chain.tokens.shape, self.tree_levels
+        assert chain.logq is not None, "the coupling compares"
         q = F.pad(chain.logq, (0, 0, 0, levels), value=-torch.inf)  # [b, L + levels, V]
         column = torch.arange(max(length, levels), device=q.device).expand(b, -1)
         ids = F.pad(chain.tokens, (0, column.shape[1] - length))
@@ -114,7 +115,9 @@ class ProactiveDrafter(JacobiDrafter):
         ):
             parts.append(new)
         self.chain = [*range(levels), *range(size, size + tail.shape[1])][:length]
-        return Tree(*(torch.cat(x, 1) for x in (tokens, exists, parents, depth, drawn_from)))
+        every = (torch.cat(x, 1) for x in (tokens, exists, parents, depth, drawn_from))
+        tokens, exists, parents, depth, logq = every
+        return Tree(tokens, exists, parents, depth, logq)
 
     def _columns(self, columns: list[int], like: Tensor) -> Tensor:
         """Return the same columns for every row, long [b, n]."""

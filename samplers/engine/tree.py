@@ -92,9 +92,9 @@ class Tree:
         new_column[row, columns] = torch.arange(columns.shape[1], device=columns.device)
         parents = self.parents[row, columns]
         parents = torch.where(parents < 0, parents, new_column.gather(1, parents.clamp_min(0)))
-        others = (self.tokens, self.exists, self.depth, self.logq, self.failed)
-        taken = [None if x is None else x[row, columns] for x in others]
-        tokens, exists, depth, logq, failed = taken
+        tokens, exists, depth = (x[row, columns] for x in (self.tokens, self.exists, self.depth))
+        logq = None if self.logq is None else self.logq[row, columns]
+        failed = None if self.failed is None else self.failed[row, columns]
         return Tree(tokens, exists, parents, depth, logq, failed=failed)
 
     def merged(self) -> Tree:
