@@ -55,14 +55,14 @@ class MeasuredSpeculative(Speculative):
         super().__init__(**params)
 
     def _rule(self) -> type[TreeVerifier]:
-        rule, visits = super()._rule(), self.visits
+        rule, sampler = super()._rule(), self
 
         class Noted(rule):
             """The verifier, with notes."""
 
-            def verify_tree(self, step, tree, logp):
-                verdict = super().verify_tree(step, tree, logp)
-                note(visits, tree, logp, verdict)
+            def verify(self, step, tree, logp):
+                verdict = super().verify(step, tree, logp)
+                note(sampler.visits, tree, logp, verdict, sampler._draws())
                 return verdict
 
         return Noted
@@ -79,11 +79,13 @@ def run(pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any]) -> tupl
     return mean(s.nfe for s in pipe.run(pipe.prepare(request)).stats), visits
 
 
-def note(visits: Visits, tree, logp: torch.Tensor, verdict) -> None:
+def note(visits: Visits, tree, logp: torch.Tensor, verdict, draws: str) -> None:
     """Count the visited nodes of a step."""
+    columns = torch.arange(tree.tokens.shape[1], device=logp.device)
+    path = columns.expand_as(tree.tokens) if verdict.path is None else verdict.path
     for depth in range(tree.tokens.shape[1]):
         reached = verdict.num_accepted >= depth
-        at = verdict.path[:, depth - 1] if depth else torch.full_like(verdict.num_accepted, -1)
+        at = path[:, depth - 1] if depth else torch.full_like(verdict.num_accepted, -1)
         children = tree.exists & (tree.parents == at[:, None])
         count = children.sum(1)
         visited = reached & (count > 0)
@@ -93,12 +95,13 @@ def note(visits: Visits, tree, logp: torch.Tensor, verdict) -> None:
             p = node(logp, at)[row].exp().double()
             visits.nodes += 1
             visits.accepted += int(verdict.num_accepted[row] > depth)
-            if tree.draws == RANKS:
+            if draws == RANKS:
                 visits.bound += float(p[tree.tokens[row, children[row]]].sum())
             else:
-                q = node(tree.logq, at)[row].exp().double()
+                # the first child has what the node is, no sibling being drawn
+                q = tree.logq[row, children[row].byte().argmax()].exp().double()
                 k = min(int(count[row]), int((q > 0).sum()))
-                visits.bound += float(optimal_acceptance(p, q, k, tree.draws))
+                visits.bound += float(optimal_acceptance(p, q, k, draws))
 
 
 def prompts_of(modality: Modality, name: str, count: int) -> list[str]:

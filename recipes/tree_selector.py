@@ -34,6 +34,7 @@ from gen.recipes.drafters.table import measured
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
     HISTORY,
@@ -47,7 +48,7 @@ from gen.samplers.causal.shapes.selected import (
 )
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree, TreeBuilder
+from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
 
 ROWS = 64  # items that are decoded together
 
@@ -157,7 +158,7 @@ def expected_tokens(
         columns: drafts of the tree, in their order.
         tree: ``tokens``, ``parents`` and ``exists`` of one row, each [L].
         p: probabilities of the target after the root and each draft, [L + 1, V].
-        q: those that the drafts were drawn from, [L + 1, V].
+        q: those that the drafts were drawn from, [L, V].
         eos: the eos token, behind which nothing is committed; -1 for none.
     """
     children: dict[int, list[int]] = {}
@@ -167,19 +168,18 @@ def expected_tokens(
 
     def behind(nodes: list[int]) -> float:
         """Expected tokens behind columns of equal paths, of which the first one stands."""
-        rest, drawn = p[nodes[0] + 1], q[nodes[0] + 1]
-        going, total = 1.0, 0.0
+        rest, going, total = p[nodes[0] + 1], 1.0, 0.0
         below = sorted(c for node in nodes for c in children.get(node, ()))
         for column in below:
             token = int(tree["tokens"][column])
-            chance = min(1.0, rest[token] / drawn[token])
+            chance = min(1.0, rest[token] / q[column, token])
             if chance > 0:
                 same = [c for c in below if tree["tokens"][c] == token]
                 total += going * chance * (1.0 if token == eos else 1.0 + behind(same))
             going *= 1.0 - chance
             if going <= 0:
                 return total
-            left = np.maximum(rest - drawn, 0.0)
+            left = np.maximum(rest - q[column], 0.0)
             rest = left / left.sum() if left.sum() > 0 else rest
         return total + going
 
@@ -200,7 +200,7 @@ class RecordingDrafter(NodeDrafter):
 
     def __init__(self, drafter: NodeDrafter, target: Any, actions: Sequence[Action], seed: int):
         shape = AllActions(actions)
-        super().__init__(target, drafter.nodes, shape, WITH_REPLACEMENT, drafter.verifier)
+        super().__init__(drafter.nodes, shape, WITH_REPLACEMENT, drafter.verifier)
         self.every, self.actions = shape, tuple(actions)
         self.generator = np.random.default_rng(seed)
         self.eos = -1 if target.space.eos_token_id is None else int(target.space.eos_token_id)

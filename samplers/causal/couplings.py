@@ -38,10 +38,10 @@ from gen.core.registry import register
 from gen.core.rng import PIECE
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.base import (
     TOKEN,
     PositionVerifier,
-    Proposal,
     num_accepted,
     recovered,
 )
@@ -63,8 +63,7 @@ class Coupling:
     def step(
         self,
         step: CausalStep,
-        proposal: Proposal,
-        drafted: Tensor,
+        drafts: Tree,
         logp: Tensor,
         next_logprobs: Tensor,
     ) -> Verdict:
@@ -72,8 +71,7 @@ class Coupling:
 
         Args:
             step: context of the step.
-            proposal: L drafts and their distributions.
-            drafted: drafts that a row has, bool [b, L].
+            drafts: the chain of L drafts.
             logp: log-probabilities [b, W, V] of the target, W >= L.
             next_logprobs: those that the next iterate is drawn from, [b, W, V].
 
@@ -90,10 +88,10 @@ class _Verified(Coupling):
     def __init__(self, verifier: PositionVerifier = TOKEN):
         self.verifier = verifier
 
-    def step(self, step, proposal, drafted, logp, next_logprobs):
-        length = drafted.shape[1]
+    def step(self, step, drafts, logp, next_logprobs):
+        drafted, length = drafts.exists, drafts.tokens.shape[1]
         of_drafts = of_redrafts = logp[:, :length]
-        chance = self.verifier.chance(proposal, of_drafts)
+        chance = self.verifier.chance(drafts, of_drafts)
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
         # the position without a draft, if the window has one; its noise has not been used before
@@ -105,17 +103,17 @@ class _Verified(Coupling):
         undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         column, last = torch.arange(length, device=logp.device), accepted[:, None]
         past = column > last
-        new = self.redraft(step, proposal, drafted & past, kept, chance, of_redrafts)
-        ids = torch.where(past, new, proposal.tokens)
+        new = self.redraft(step, drafts, drafted & past, kept, chance, of_redrafts)
+        ids = torch.where(past, new, drafts.tokens)
         # at the first rejection: the residual, never p itself
         rejected = drafted & (column == last)
         if may_be_any(rejected):
             at = accepted.clamp_max(length - 1)
-            residual = self.verifier.residual_at(proposal, of_drafts, at)
+            residual = self.verifier.residual_at(drafts, of_drafts, at)
             ids = torch.where(rejected, recovered(step, at, rejected.any(1), residual), ids)
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
-    def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
+    def redraft(self, step, drafts, past, kept, chance, next_logprobs) -> Tensor:
         """The next iterate [b, L] from the distribution ``next_logprobs`` [b, L, V] where ``past``
         (bool [b, L]): beyond the first rejection. ``kept``: what the coins of probability
         ``chance`` said."""
@@ -129,40 +127,40 @@ class Fresh(_Verified):
 
     keep_threshold = 1.0
 
-    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
+    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
         if self.keep_threshold >= 1:
             return step.categorical(next_logprobs, "redraft", past)
-        is_confident = TOKEN.chance(proposal, next_logprobs) > self.keep_threshold
+        is_confident = TOKEN.chance(drafts, next_logprobs) > self.keep_threshold
         new = step.categorical(next_logprobs, "redraft", past & ~is_confident)
-        return torch.where(is_confident, proposal.tokens, new)
+        return torch.where(is_confident, drafts.tokens, new)
 
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
     """Coupling that uses the token verifier's coin and residual past the first rejection too."""
 
-    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
-        kept = self._exact(step, proposal, past, kept, chance, next_logprobs)
+    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
+        kept = self._exact(step, drafts, past, kept, chance, next_logprobs)
         moved, new = past & ~kept, []
         many = max(
             1, PIECE[next_logprobs.is_cpu] // (len(next_logprobs) * next_logprobs.shape[-1])
         )  # a few positions at a time: no further distribution is held
         for first in range(0, next_logprobs.shape[1], many):
             here = slice(first, first + many)
-            drafts, logprobs, turn = proposal.part(here), next_logprobs[:, here], moved[:, here]
-            new.append(
-                step.categorical(TOKEN.residual(drafts, logprobs), "residual", turn, first)
-                if may_be_any(turn)
-                else drafts.tokens
-            )
-        return torch.where(kept, proposal.tokens, torch.cat(new, 1))
+            logprobs, turn = next_logprobs[:, here], moved[:, here]
+            if may_be_any(turn):
+                rest = TOKEN.residual(drafts.drawn_from(here, logprobs), logprobs)
+                new.append(step.categorical(rest, "residual", turn, first))
+            else:
+                new.append(drafts.tokens[:, here])
+        return torch.where(kept, drafts.tokens, torch.cat(new, 1))
 
-    def _exact(self, step, proposal, past, kept, chance, next_logprobs):
+    def _exact(self, step, drafts, past, kept, chance, next_logprobs):
         """Coins of the probability e that is exact for the next iterate, and that agree as often as
         can be with those of another, f, which another verifier or an end made differ: a yes stays
         with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
         """
-        exact = TOKEN.chance(proposal, next_logprobs)
+        exact = TOKEN.chance(drafts, next_logprobs)
         stay = torch.where(exact >= chance, 1.0, exact / chance)
         turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
         return step.flip(torch.where(kept, stay, turn), "keep", past) & past
@@ -174,7 +172,7 @@ class GumbelShared(_Verified):
 
     keeps_noise = True
 
-    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
+    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
         return step.categorical(next_logprobs, "token", past, shared=True)
 
 
@@ -187,9 +185,10 @@ class Gumbel(Coupling):
     compares = False
     keeps_noise = True
 
-    def step(self, step, proposal, drafted, logp, next_logprobs):
+    def step(self, step, drafts, logp, next_logprobs):
         ids = step.categorical(logp, "token", step.valid, shared=True)
-        accepted = num_accepted((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted)
+        same = ids[:, : drafts.tokens.shape[1]] == drafts.tokens
+        accepted = num_accepted(same & drafts.exists)
         if next_logprobs is not logp:
             past = step.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
             ids = torch.where(

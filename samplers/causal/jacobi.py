@@ -268,13 +268,12 @@ class SpeculativeJacobi(CausalSampler):
         coupling = coupling() if verifier is None else coupling(verifier)
         if isinstance(coupling, Fresh):
             coupling.keep_threshold = self.keep_threshold
-        parts = (coupling, init, target.space, target.legal, self.trend)
+        dtype = torch.float64 if target.model.dtype == torch.float64 else torch.float32
+        parts = (coupling, init, target.space, target.legal, self.trend, dtype)
         if self.tree_width > 1:
             chain = int(self.window) - num_siblings(self.tree_width, self.tree_levels)
-            exact = target.model.dtype == torch.float64
-            return ProactiveDrafter(
-                (self.tree_width, self.tree_levels), exact, min(chain, target.length), *parts
-            )
+            tree = self.tree_width, self.tree_levels
+            return ProactiveDrafter(tree, min(chain, target.length), *parts)
         return JacobiDrafter(
             width_of(self.window, self, target) if window is None else window, *parts
         )

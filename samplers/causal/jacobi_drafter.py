@@ -9,12 +9,12 @@ from torch import Tensor
 from gen.core.token_space import TokenSpace
 from gen.models.targets.base import StepOutput, legal_at
 from gen.samplers.causal.couplings import Coupling, without_ends
-from gen.samplers.causal.initialisers.base import Entering, Initialiser
+from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.tree import Tree
 from gen.samplers.engine.window import AutoWidth, Windowed
-from gen.samplers.verifiers.base import ROW, Proposal
 
 
 class JacobiDrafter(Windowed):
@@ -25,7 +25,7 @@ class JacobiDrafter(Windowed):
     carried = RowState(start=0)
     tokens = RowState()  # [b, n]
     logq: RowState = RowState()  # their distributions [b, n, V]
-    kind = RowState()  # and which kind those are, [b, n]
+    guessed = RowState()  # drafts that no model made, bool [b, n]
     before = RowState()  # with a ``trend``: what the target said there last, [b, n, V]
     num_before = RowState(start=0)  # how many of them there are, int64 [b]
 
@@ -37,11 +37,11 @@ class JacobiDrafter(Windowed):
         space: TokenSpace,
         legal: Tensor,
         trend: float = 0.0,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__(window)
         self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
-        self.targets, self.trend = init.targets, trend
-        self._nothing_legal = legal[None, :0]  # bool [1, 0, V]
+        self.targets, self.trend, self.dtype = init.targets, trend, dtype
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -57,24 +57,17 @@ class JacobiDrafter(Windowed):
         if self.tokens is None:
             self.carried = np.zeros(b, dtype=np.int64)
             self.tokens = torch.zeros(b, 0, dtype=torch.long, device=tokens.device)
-            self.kind, self.logq = (
-                self.tokens,
-                torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
-            )
+            self.guessed = self.tokens.bool()
+            shape = b, 0, self.legal.shape[1]
+            self.logq = torch.zeros(shape, dtype=self.dtype, device=tokens.device)
         drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
-        compares, redrafts, corrects = (
-            self.coupling.compares,
-            self.init.redrafts,
-            self.init.corrects,
-        )
-        kind, logq, legal = self.kind, self.logq, self._nothing_legal
+        compares, corrects = self.coupling.compares, self.init.corrects
+        logq, guessed = self.logq, self.guessed
         if compares or corrects:
-            kind, logq = _resize(kind, length), _resize(logq, length)
-        if compares and length:
-            legal = self._legal(step.positions[:, :length])
+            logq, guessed = _resize(logq, length), _resize(guessed, length)
         room, failed = np.minimum(step.widths, length), None
-        if length and (redrafts or (self.carried < room).any()):
-            entering = self._entering(step, tokens, drafts, drafted, legal)
+        if length and (self.init.redrafts or (self.carried < room).any()):
+            entering = self._entering(step, tokens, drafts, drafted)
             if corrects:
                 entering.logp = logq
             filled, first, active = self.init.fill(entering), entering.first, entering.active
@@ -83,18 +76,25 @@ class JacobiDrafter(Windowed):
                 failed = torch.zeros_like(drafted)
                 failed[:, first:] = filled.failed
             if compares:
-                kind[:, first:] = torch.where(active, filled.kind, kind[:, first:])
-            if compares and filled.logq is not None:
-                logq = logq.to(torch.promote_types(logq.dtype, filled.logq.dtype))
-                new = filled.logq.to(logq.dtype)
-                logq[:, first:] = torch.where(active[..., None], new, logq[:, first:])
-        self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
+                self._claim(logq[:, first:], filled, active)
+                guessed[:, first:] = torch.where(active, filled.guessed, guessed[:, first:])
+        self.drafts = Tree.chain(drafts, drafted, logq, guessed=guessed)
         if failed is None and self.targets:
             failed = torch.zeros_like(drafted)
         return Draft(drafts, drafted, failed=failed)
 
+    def _claim(self, logq: Tensor, filled: Filled, active: Tensor) -> None:
+        """Write what drafts were drawn from to ``logq`` [b, n, V], in columns that are active."""
+        here = active[..., None]
+        if filled.logq is not None:
+            torch.where(here, filled.logq.to(logq.dtype), logq, out=logq)
+            return
+        ids = filled.tokens[..., None]
+        certain = torch.where(here, 0.0, logq.gather(-1, ids))
+        logq.masked_fill_(here, -torch.inf).scatter_(-1, ids, certain)
+
     def _entering(
-        self, step: CausalStep, tokens: Tensor, drafts: Tensor, drafted: Tensor, legal: Tensor
+        self, step: CausalStep, tokens: Tensor, drafts: Tensor, drafted: Tensor
     ) -> Entering:
         """Describe the positions that are to be drafted.
 
@@ -103,7 +103,6 @@ class JacobiDrafter(Windowed):
             tokens: committed tokens [b, T].
             drafts: drafts so far [b, L].
             drafted: drafts that a row has or gets, bool [b, L].
-            legal: allowed tokens of the drafts [b, L, V], where the coupling compares.
         """
         length = drafts.shape[1]
         begins, ends = np.minimum(self.carried, length), np.minimum(step.widths, length)
@@ -117,28 +116,21 @@ class JacobiDrafter(Windowed):
 
         first = 0 if self.init.redrafts else int(begins.min())
         active = drafted if self.init.redrafts else entering[:, first:]
-        compares = self.coupling.compares
-        here = legal[:, first:] if compares else self._legal(step.positions[:, first:length])
-        return Entering(step, first, begins, ends, active, here, compares, tokens, canvas)
-
-    def _legal(self, positions: Tensor) -> Tensor:
-        """Look up the tokens that may be drafted at positions [b, n]: bool [b, n, V]."""
-        return without_ends(legal_at(self.legal, positions), self.space.ends)
+        legal = legal_at(self.legal, step.positions[:, first:length])
+        legal, compares = without_ends(legal, self.space.ends), self.coupling.compares
+        return Entering(step, first, begins, ends, active, legal, compares, tokens, canvas)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         logp = output.logprobs
-        if not self.drafted.shape[1]:
+        if not self.drafts.tokens.shape[1]:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)
             self.init.accept(step, verdict)
             return verdict
-        proposal, compares = self.proposal, self.coupling.compares
-        if compares and proposal.logq.dtype != logp.dtype:
-            proposal.logq = proposal.logq.to(logp.dtype)
         next_logprobs = said = without_ends(logp, self.space.ends)
         if self.trend:
             next_logprobs = self._extrapolated(said)
-        verdict = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
+        verdict = self.coupling.step(step, self.drafts, logp, next_logprobs)
         self.init.accept(step, verdict)
         accepted, ids = verdict.num_accepted, verdict.tokens
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
@@ -149,12 +141,11 @@ class JacobiDrafter(Windowed):
         self.tokens = ids.gather(1, inside)
         if self.trend:
             self.before = columns_of(said, inside)
-        if compares or self.init.corrects:
+        if self.coupling.compares or self.init.corrects:
             # one distribution less while the next one is made
-            self.logq = None
-            del self.proposal, proposal
+            self.logq = self.drafts.logq = None
             self.logq = columns_of(next_logprobs, inside)
-            self.kind = torch.full_like(self.tokens, ROW)
+            self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
         return verdict
 
     def _extrapolated(self, logp: Tensor) -> Tensor:

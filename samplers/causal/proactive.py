@@ -30,9 +30,9 @@ from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.tree import WITHOUT_REPLACEMENT, Tree, node_positions
-from gen.samplers.verifiers.base import ROW, TOKEN
-from gen.samplers.verifiers.recursive import Recursive, without
+from gen.samplers.engine.tree import Tree, node_positions, without
+from gen.samplers.verifiers.base import TOKEN
+from gen.samplers.verifiers.recursive import Recursive
 
 
 def num_siblings(width: int, levels: int) -> int:
@@ -45,20 +45,19 @@ class ProactiveDrafter(JacobiDrafter):
 
     Args:
         tree: children of a node, and levels of nodes with siblings.
-        exact: whether the target computes in float64.
         rest: arguments of ``JacobiDrafter``; its window is that of the chain.
     """
 
-    def __init__(self, tree: tuple[int, int], exact: bool, *rest):
+    def __init__(self, tree: tuple[int, int], *rest):
         super().__init__(*rest)
-        (self.tree_width, self.tree_levels), self.exact = tree, exact
+        self.tree_width, self.tree_levels = tree
         self.tree: Tree | None = None
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         self.tree = None
         if step.positions.shape[1] == 1:  # a tree has no draft of the last position
-            self.drafted = step.valid[:, :0]
-            return Draft(tokens[:, :0], self.drafted)
+            self.drafts = Tree.chain(tokens[:, :0], step.valid[:, :0], None)
+            return Draft(self.drafts.tokens, self.drafts.exists)
         chain = super().propose(step, tokens)
         self.tree = tree = self._with_siblings(step)
         failed = None
@@ -72,20 +71,17 @@ class ProactiveDrafter(JacobiDrafter):
 
         A draft has the same column in any batch: the noise and the coins of a column are its own.
         """
-        chain, self.room = self.proposal, to_device(step.room, step.start.device)[:, None]
-        room = self.room
-        if self.exact:
-            chain.logq = chain.logq.double()
-        logq = torch.where(chain.kind[..., None] == ROW, chain.logq, chain.mass().log())
-        q = F.pad(logq, (0, 0, 0, self.tree_levels), value=-torch.inf)  # [b, L + levels, V]
-        (b, length), levels = chain.tokens.shape, self.tree_levels
+        chain, room = self.drafts, to_device(step.room, step.start.device)[:, None]
+        self.room, (b, length), levels = room, chain.tokens.shape, self.tree_levels
+        assert chain.logq is not None, "the coupling compares"
+        q = F.pad(chain.logq, (0, 0, 0, levels), value=-torch.inf)  # [b, L + levels, V]
         column = torch.arange(max(length, levels), device=q.device).expand(b, -1)
         ids = F.pad(chain.tokens, (0, column.shape[1] - length))
-        there = F.pad(self.drafted, (0, column.shape[1] - length))
+        there = F.pad(chain.exists, (0, column.shape[1] - length))
         there = there & (column + 1 < room)
         head = slice(0, levels)
         tokens, parents, depth, exists = [ids[:, head]], [column[:, head] - 1], [], [there[:, head]]
-        depth, behind, level, size = [column[:, head] + 1], list(range(1, levels + 1)), [-1], levels
+        depth, drawn_from, level, size = [column[:, head] + 1], [q[:, head]], [-1], levels
         for number in range(levels):
             above = self._columns(level, column)
             alive = (above < 0) | torch.cat(exists, 1).gather(1, above.clamp_min(0))
@@ -101,31 +97,27 @@ class ProactiveDrafter(JacobiDrafter):
                 for index, children in enumerate(following):
                     children.append(size + index - first if index >= first else number)
                 for parts, new in zip(
-                    (tokens, parents, depth, exists),
-                    (drawn, above[:, first:], new_depth, active),
+                    (tokens, parents, depth, exists, drawn_from),
+                    (drawn, above[:, first:], new_depth, active, left),
                     strict=True,
                 ):
                     parts.append(new)
                 size += len(level) - first
-                behind += [number + 1] * (len(level) - first)
                 drawn = torch.cat([ids[:, number, None], drawn], 1) if first else drawn
-                rest = without(rest.flatten(0, 1), drawn.flatten()[:, None]).view_as(rest)
+                rest = without(rest, drawn)
             level = [child for children in following for child in children]
         tail = column[:, levels:]  # its first draft follows the last one of the head
         above = torch.where(tail == levels, levels - 1, tail - levels + size - 1)
         for parts, new in zip(
-            (tokens, parents, depth, exists),
-            (ids[:, levels:], above, tail + 1, there[:, levels:]),
+            (tokens, parents, depth, exists, drawn_from),
+            (ids[:, levels:], above, tail + 1, there[:, levels:], q[:, levels : column.shape[1]]),
             strict=True,
         ):
             parts.append(new)
-        behind += range(levels + 1, column.shape[1] + 1)
         self.chain = [*range(levels), *range(size, size + tail.shape[1])][:length]
-        logq = q.index_select(1, self._columns([0, *behind], column)[0])
-        every, above = torch.cat(tokens, 1), torch.cat(parents, 1)
-        exists, depth = torch.cat(exists, 1), torch.cat(depth, 1)
-        random = torch.ones_like(exists)
-        return Tree(every, above, exists, depth, random, logq, WITHOUT_REPLACEMENT)
+        every = (torch.cat(x, 1) for x in (tokens, exists, parents, depth, drawn_from))
+        tokens, exists, parents, depth, logq = every
+        return Tree(tokens, exists, parents, depth, logq)
 
     def _columns(self, columns: list[int], like: Tensor) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
@@ -135,9 +127,9 @@ class ProactiveDrafter(JacobiDrafter):
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         if self.tree is None:
             return super().verify(step, output)
-        chain, length = self.proposal, self.proposal.tokens.shape[1]
+        chain, length = self.drafts, self.drafts.tokens.shape[1]
         logp = output.logprobs
-        verdict = Recursive().verify_tree(step, self.tree, logp)
+        verdict = Recursive().verify(step, self.tree, logp)
         self.init.accept(step, verdict)
         accepted = verdict.num_accepted
         columns = self._columns([0, *(c + 1 for c in self.chain)], chain.tokens)[0]
@@ -148,7 +140,7 @@ class ProactiveDrafter(JacobiDrafter):
         inside = inside.clamp_max_(width - 1)
         self.tokens = ids.gather(1, inside)
         self.logq = following.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
-        self.kind = torch.full_like(self.tokens, ROW)
+        self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
         self.num_columns = width
         return verdict
 
@@ -156,15 +148,16 @@ class ProactiveDrafter(JacobiDrafter):
         self, step: CausalStep, drafts: Tensor, logprobs: Tensor, accepted: Tensor
     ) -> Tensor:
         """Draw the next iterate [b, L + 1] past the accepted tokens; before, it is anything."""
-        chain, length = self.proposal, drafts.shape[1]
-        chain.logq = chain.logq.to(logprobs.dtype)
+        chain, length = self.drafts, drafts.shape[1]
         column = torch.arange(length + 1, device=drafts.device)
         at, rows = step.start[:, None] + column, step.rows
         past = (column < self.room) & (column > accepted[:, None])
-        drafted = self.drafted & past[:, :length]
+        drafted = chain.exists & past[:, :length]
         chance = TOKEN.chance(chain, logprobs[:, :length])
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted
-        rest = torch.cat([TOKEN.residual(chain, logprobs[:, :length]), logprobs[:, length:]], 1)
+        of_drafts = logprobs[:, :length]
+        rest = TOKEN.residual(chain.drawn_from(slice(None), of_drafts), of_drafts)
+        rest = torch.cat([rest, logprobs[:, length:]], 1)
         moved = past & ~F.pad(kept, (0, 1))
         new = step.rng.categorical(rest, rows, at, "redraft", step.round, moved)
         return torch.where(moved, new, F.pad(drafts, (0, 1)))

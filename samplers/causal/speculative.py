@@ -31,7 +31,7 @@ from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.tree import DRAWS
@@ -252,7 +252,7 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
             nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
-        return NodeDrafter(target, nodes, shape, self._draws(), verifier)
+        return NodeDrafter(nodes, shape, self._draws(), verifier)
 
 
 _preset = Preset(

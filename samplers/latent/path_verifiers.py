@@ -48,7 +48,8 @@ from torch import Tensor
 from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
-from gen.samplers.verifiers.base import num_accepted, rows_at
+from gen.samplers.engine.tree import columns_of
+from gen.samplers.verifiers.base import num_accepted
 
 BLOCK = 64  # tries of a position computed at once, at most
 
@@ -130,7 +131,7 @@ class PathChain:
             )
             fine = fine.view(-1, block)
             hit, first = fine.any(1), fine.long().argmax(1)
-            best = rows_at(x.view(len(left), block, -1), first)[:, 0].to(out.dtype)
+            best = columns_of(x.view(len(left), block, -1), first)[:, 0].to(out.dtype)
             out[left] = torch.where(hit[:, None], best, out[left])
             missed = (~hit).cpu().numpy().nonzero()[0]
             left, tried = left[to_device(missed, left.device)], tried + block

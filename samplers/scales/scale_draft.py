@@ -27,8 +27,9 @@ from torch import Tensor
 from gen.core.params import Params, choice, integer, number
 from gen.core.registry import register
 from gen.core.sampler import Sampler
+from gen.samplers.engine.tree import Tree
 from gen.samplers.scales.loop import ScalesRun, check_refines, order_of
-from gen.samplers.verifiers.base import ROW, Proposal, Token, num_accepted
+from gen.samplers.verifiers.base import Token, num_accepted
 
 
 @register("sampler", "scale_draft")
@@ -116,14 +117,14 @@ class DraftedScale:
         n = torch.arange(len(rows), device=rows.device)[:, None]
         drafts = self.drafts[rows].gather(1, at)
         logq = self.logq[rows][n, at]
-        proposal = Proposal(drafts, torch.full_like(drafts, ROW), logq, logq > -torch.inf)
-        chance = Token().chance(proposal, logp)
+        proposed = Tree.chain(drafts, judged, logq)
+        chance = Token().chance(proposed, logp)
         round, positions = torch.full_like(rows, call), at + run.here.start
         kept = run.rng.flip(chance, rows, positions, "accept", round, judged) & judged
         accepted = num_accepted(kept)
         rejected = judged & (column == accepted[:, None])
         at_last = accepted.clamp_max(width - 1)
-        rest = Token().residual_at(proposal, logp, at_last)[:, None]
+        rest = Token().residual_at(proposed, logp, at_last)[:, None]
         where, again = positions.gather(1, at_last[:, None]), rejected.any(1, keepdim=True)
         drawn = run.rng.categorical(rest, rows, where, "residual", round, again)
         tokens = torch.where(rejected, drawn, drafts)

@@ -27,8 +27,6 @@ such a p says nothing about the drafts before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -42,87 +40,14 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Tree
-
-ROW, UNIFORM, POINT = 0, 1, 2
-FEW = 256  # drafts whose kinds are looked at one by one on a CPU
-
-
-@dataclass
-class Proposal:
-    """Drafts and the distribution that each was drawn from.
-
-    Attributes:
-        tokens: drafts [b, L].
-        kind: kind of each distribution, [b, L]: ROW (``logq`` holds it), UNIFORM (over the
-            position's allowed tokens) or POINT (the draft was not random). Uniform and point
-            distributions are never stored.
-        logq: log-probabilities [b, L, V] of the drafts of kind ROW.
-        legal: allowed tokens, bool [b, L, V].
-    """
-
-    tokens: Tensor
-    kind: Tensor
-    logq: Tensor
-    legal: Tensor  # bool [b, L, V]
-
-    def log_mass(self) -> Tensor:
-        """Compute log q(x) of the drafts, [b, L]."""
-        row = self.logq.gather(-1, self.tokens[..., None])[..., 0]
-        kinds = self.kinds()
-        if kinds == {ROW}:
-            return row
-        other = torch.zeros_like(row)
-        if UNIFORM in kinds:
-            uniform = -self.legal.sum(-1).to(row.dtype).log()
-            other = torch.where(self.kind == UNIFORM, uniform, other)
-        return torch.where(self.kind == ROW, row, other)
-
-    def kinds(self) -> set[int]:
-        """Return the kinds that there may be, which the host knows of a few drafts on a CPU."""
-        if self.kind.is_cpu and 0 < self.kind.numel() <= FEW:
-            return set(self.kind.numpy().ravel().tolist())
-        return {ROW, UNIFORM, POINT}
-
-    def mass_of(self, ids: Tensor) -> Tensor:
-        """Compute q of some tokens [b, L, k] at every draft, [b, L, k]."""
-        out = self.logq.gather(-1, ids).exp()
-        uniform = self.legal.gather(-1, ids) / self.legal.sum(-1, keepdim=True).to(out.dtype)
-        point = (ids == self.tokens[..., None]).to(out.dtype)
-        kind = self.kind[..., None]
-        return torch.where(kind == ROW, out, torch.where(kind == UNIFORM, uniform, point))
-
-    def mass(self) -> Tensor:
-        """q of all ids at every draft: [b, L, V], so better of a few drafts (``at``, ``part``)."""
-        out, kind = self.logq.exp(), self.kind[..., None]
-        if self.kinds() == {ROW}:
-            return out
-        share = torch.where(kind == UNIFORM, 1 / self.legal.sum(-1, keepdim=True).to(out.dtype), 0)
-        out.masked_fill_(kind != ROW, 0).add_(self.legal * share)
-        drafts = self.tokens[..., None]
-        return out.scatter_(-1, drafts, torch.where(kind == POINT, 1, out.gather(-1, drafts)))
-
-    def at(self, column: Tensor) -> Proposal:
-        """Take one draft of each row, in ``column`` [b]."""
-        take = column_taker(column)
-        return Proposal(*map(take, (self.tokens, self.kind, self.logq, self.legal)))
-
-    def part(self, columns: slice) -> Proposal:
-        return Proposal(*(x[:, columns] for x in (self.tokens, self.kind, self.logq, self.legal)))
-
-
-def column_taker(column: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that takes x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
-    if column.is_cpu and column.numel() == 1:
-        at = int(column)
-        return lambda x: x.narrow(1, at, 1)
-    row = torch.arange(len(column), device=column.device)
-    return lambda x: x[row, column][:, None]
-
-
-def rows_at(x: Tensor, column: Tensor) -> Tensor:
-    """Take x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
-    return column_taker(column)(x)
+from gen.samplers.engine.tree import (
+    RANKS,
+    TOP_AND_RANDOM,
+    WITH_REPLACEMENT,
+    WITHOUT_REPLACEMENT,
+    Tree,
+    columns_of,
+)
 
 
 def num_accepted(kept: Tensor) -> Tensor:
@@ -152,15 +77,15 @@ def recovered(step: StepContext, column: Tensor, rejected: Tensor, logprobs: Ten
 
 
 class Verifier:
-    """Rule that accepts the beginning of a chain of drafts and draws the token after it.
+    """Rule that accepts the beginning of a path of drafts and draws the token after it.
 
     Attributes:
         guarantee: what the rule does to the distribution.
         relaxed: whether it trades the distribution for acceptance; it then has ``relaxation``.
-        judges_trees: whether it judges trees as well as chains (``verify_tree``).
-        draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``).
+        judges_trees: whether it judges trees as well as chains.
+        draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``):
+            all of them, but for drafts whose noise the target's own tokens share.
         needs_greedy: whether it requires temperature 0.
-        takes_several: whether it judges siblings that come from several draft models.
         needs_weights: whether it reads trained weights (``attach``).
         hidden_layers: layers of the target whose hidden states it reads
             (``StepContext.hidden_states``).
@@ -169,9 +94,13 @@ class Verifier:
     guarantee = "same_distribution"
     relaxed: ClassVar[bool] = False
     judges_trees: ClassVar[bool] = False
-    draws: ClassVar[tuple[str, ...]] = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
+    draws: ClassVar[tuple[str, ...]] = (
+        RANKS,
+        WITH_REPLACEMENT,
+        WITHOUT_REPLACEMENT,
+        TOP_AND_RANDOM,
+    )
     needs_greedy: ClassVar[bool] = False
-    takes_several: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
 
     @property
@@ -199,39 +128,24 @@ class Verifier:
         """
         return self.on(target.space, target.device)
 
-    def verify_tree(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
-        """Accept a path of a tree of drafts.
+    def verify(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
+        """Accept a path of drafts and draw the token after it.
 
         Args:
             step: context of the step, whose positions are those of the root and the drafts.
-            tree: L drafts.
-            logp: log-probabilities [b, L + 1, V] of the target after the root and each draft.
-
-        Returns:
-            The accepted drafts; tokens [b, L + 1] are right up to the token after them.
-        """
-        raise NotImplementedError
-
-    def verify(
-        self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor
-    ) -> Verdict:
-        """Accept the beginning of a chain of drafts.
-
-        Args:
-            step: context of the step.
-            proposal: L drafts and their distributions.
-            drafted: drafts that a row has, its first few: bool [b, L].
-            logp: log-probabilities [b, W, V] of the target, W >= L.
+            tree: L drafts: a chain, or a tree if the rule ``judges_trees``.
+            logp: log-probabilities [b, W, V] of the target after the root and each draft, W > L;
+                of a chain W may be L, where no row has its last draft accepted.
 
         Returns:
             The accepted drafts; tokens [b, W] are right up to the token after them.
         """
-        accepted, residual = self.decide(step, proposal, drafted, logp)
-        length, width, column = drafted.shape[1], logp.shape[1], accepted[:, None]
-        drafts = drafted.sum(1)
+        accepted, residual = self.decide(step, tree, logp)
+        length, width, column = tree.tokens.shape[1], logp.shape[1], accepted[:, None]
+        drafts = tree.exists.sum(1)
         rejected, free = accepted < drafts, accepted == drafts
         free &= accepted < step.valid.sum(1)
-        ids = F.pad(proposal.tokens, (0, width - length))
+        ids = F.pad(tree.tokens, (0, width - length))
         last = ids[:, :1]  # the token after the accepted drafts
         if may_be_any(rejected):
             at = accepted.clamp_max(length - 1)
@@ -239,13 +153,13 @@ class Verifier:
         if may_be_any(free):
             # all drafts accepted: the bonus token, whose position has noise that was not used yet
             at = accepted.clamp_max(width - 1)
-            bonus = step.categorical(rows_at(logp, at), "token", free[:, None], at, shared=True)
+            bonus = step.categorical(columns_of(logp, at), "token", free[:, None], at, shared=True)
             last = torch.where(free[:, None], bonus, last)
         is_last = torch.arange(width, device=logp.device) == column
         return Verdict(accepted, torch.where(is_last, last, ids))
 
-    def decide(self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor):
-        """Decide which drafts are accepted; arguments as in ``verify``.
+    def decide(self, step: StepContext, tree: Tree, logp: Tensor):
+        """Decide which drafts of a chain are accepted; arguments as in ``verify``.
 
         Returns:
             Accepted drafts [b], and a function from the columns of rejected ones, long [b], to the
@@ -257,58 +171,59 @@ class Verifier:
 class PositionVerifier(Verifier):
     """Verifier that judges every draft by itself; the first rejection ends the chain."""
 
-    def acceptance(self, proposal: Proposal, logp: Tensor) -> Tensor:
+    def acceptance(self, tree: Tree, logp: Tensor) -> Tensor:
         """Compute the probability f(x) to accept each draft, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
-    def chance(self, proposal: Proposal, logp: Tensor) -> Tensor:
+    def chance(self, tree: Tree, logp: Tensor) -> Tensor:
         """Compute ``acceptance``, and 0 where there is no distribution."""
-        return self.acceptance(proposal, logp).nan_to_num(0.0)
+        return self.acceptance(tree, logp).nan_to_num(0.0)
 
-    def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
-        """Compute log norm((p - q)+) at every draft, [b, L, V] as ``logp``; it is asked of the few
-        drafts that need it.
+    def residual(self, logq: Tensor, logp: Tensor) -> Tensor:
+        """Compute log norm((p - q)+) of log-probabilities, [b, n, V]; it is asked of the few drafts
+        that need it.
 
         It is norm((p - q f)+), the best residual of any acceptance function f, for every f >=
         min(1, p/q): where q < p such an f is 1, and elsewhere q f >= p.
         """
-        return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
+        return normalised(logp.exp().sub_(logq.exp()).clamp_min_(0), logp)
 
-    def residual_at(self, proposal: Proposal, logp: Tensor, column: Tensor) -> Tensor:
+    def residual_at(self, tree: Tree, logp: Tensor, column: Tensor) -> Tensor:
         """Compute the residual of one draft of each row, in ``column`` [b]: [b, V]; ``logp`` [b, W,
         V], W >= L."""
-        return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
+        logp = columns_of(logp, column)
+        return self.residual(tree.drawn_from(column, logp), logp)[:, 0]
 
-    def decide(self, step, proposal, drafted, logp):
-        chance = self.chance(proposal, logp[:, : drafted.shape[1]])
-        kept = step.flip(chance, "accept", drafted) & drafted
-        return num_accepted(kept), lambda column: self.residual_at(proposal, logp, column)
+    def decide(self, step, tree, logp):
+        chance = self.chance(tree, logp[:, : tree.tokens.shape[1]])
+        kept = step.flip(chance, "accept", tree.exists) & tree.exists
+        return num_accepted(kept), lambda column: self.residual_at(tree, logp, column)
 
 
 @register("verifier", "token")
 class Token(PositionVerifier):
     """min(1, p(x) / q(x)), draft by draft."""
 
-    def acceptance(self, proposal, logp):
-        log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
-        return (log_p - proposal.log_mass()).clamp_max(0).exp()
+    def acceptance(self, tree, logp):
+        log_p = logp.gather(-1, tree.tokens[..., None])[..., 0]
+        return (log_p - tree.log_mass()).clamp_max(0).exp()
 
 
 @register("verifier", "block")
 class Block(Verifier):
     """All drafts of a chain together."""
 
-    def decide(self, step, proposal, drafted, logp):
-        b, length = drafted.shape
+    def decide(self, step, tree, logp):
+        drafted, (b, length) = tree.exists, tree.tokens.shape
         logp = logp[:, :length]
-        log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
+        log_p = logp.gather(-1, tree.tokens[..., None])[..., 0]
         log_p = log_p.nan_to_num(-torch.inf, neginf=-torch.inf)
         # P is a walk that is held below 1: log P_i = sum_i - max(0, sum_1, ..., sum_i)
-        walk = torch.where(drafted, log_p - proposal.log_mass(), 0).cumsum(1)
+        walk = torch.where(drafted, log_p - tree.log_mass(), 0).cumsum(1)
         joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P_0 ... P_L
         if length:
             joint[:, 1:] = (walk - walk.cummax(1).values.clamp_min(0)).exp()
-        q = proposal.mass().masked_fill_(~drafted[..., None], 0)
+        q = tree.drawn_from(slice(None), logp).exp().masked_fill_(~drafted[..., None], 0)
         rest = self.rest(
             joint[:, :-1, None], logp.exp(), q
         )  # what a rejection after i drafts leaves: [b, L, V], i < L
@@ -324,7 +239,7 @@ class Block(Verifier):
             else drafted.sum(1)
         )
         return accepted, lambda column: normalised(
-            *(take(x)[:, 0] for take in [column_taker(column)] for x in (rest, logp))
+            *(columns_of(x, column)[:, 0] for x in (rest, logp))
         )
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -32,18 +32,14 @@ class Follow(TreeVerifier):
 
     guarantee = "same_tokens"
     draws = DRAWS
-    takes_several = True
 
-    def verify_tree(self, step, tree, logp):
-        b, length = tree.tokens.shape
-        at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
+    def verify(self, step, tree, logp):
+        at = torch.full_like(step.start, -1)
         count, alive = torch.zeros_like(at), torch.ones_like(at, dtype=torch.bool)
-        tokens = torch.zeros(b, length + 1, dtype=torch.long, device=logp.device)
-        for depth in range(length + 1):
-            here = (step.start + depth)[:, None]
-            drawn = step.rng.categorical(
-                node(logp, at)[:, None], step.rows, here, "token", None, alive[:, None]
-            )
+        tokens = torch.zeros(logp.shape[:2], dtype=torch.long, device=logp.device)
+        for depth in range(logp.shape[1]):
+            here, p = (step.start + depth)[:, None], node(logp, at)[:, None]
+            drawn = step.rng.categorical(p, step.rows, here, "token", None, alive[:, None])
             tokens[:, depth] = torch.where(alive, drawn[:, 0], 0)
             child = tree.exists & (tree.parents == at[:, None]) & (tree.tokens == drawn)
             alive = alive & child.any(1)
@@ -51,7 +47,7 @@ class Follow(TreeVerifier):
                 break
             at = torch.where(alive, child.byte().argmax(1), at)
             count = count + alive
-        return Verdict(count, tokens, tree.path(at, length))
+        return Verdict(count, tokens, None if tree.is_chain else tree.path(at))
 
 
 @register("verifier", "greedy")

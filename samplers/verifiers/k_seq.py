@@ -1,6 +1,6 @@
 """k-sequential selection: k independent drafts at a node share one acceptance rule.
 
-At a node with target distribution p, draft distribution q and k drafts that are there:
+At a node with target distribution p and k drafts that are there, all from one distribution q:
 
     beta(rho) = sum over v of min(q(v), p(v) / rho)
     rho       = the smallest in [1, k] with 1 - (1 - beta)^k <= rho beta
@@ -22,13 +22,7 @@ from torch import Tensor
 from gen.core.registry import register
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.tree import WITH_REPLACEMENT
-from gen.samplers.verifiers.tree import (
-    TreeVerifier,
-    coins,
-    contexts,
-    first_with_path,
-    node,
-)
+from gen.samplers.verifiers.tree import TreeVerifier, coins, node
 
 BISECTIONS = 60
 
@@ -40,28 +34,26 @@ class KSeq(TreeVerifier):
     draws = (WITH_REPLACEMENT,)
 
     def walk(self, step, tree, logp):
-        b, length = tree.tokens.shape
-        first = first_with_path(tree)
-        context = contexts(tree)
-        at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
+        at = torch.full_like(step.start, -1)
 
         def enter():
             """Read the distributions at the rows' nodes, and the rule for their drafts."""
-            alive = (tree.exists & (context == at[:, None])).sum(1)
-            p, q = node(logp, at).exp(), node(tree.logq, at).to(logp.dtype).exp()
-            return p, q, alive, smallest_factor(p, q, alive)
+            drafts = tree.exists & (tree.parents == at[:, None])
+            p, alive = node(logp, at), drafts.sum(1)
+            q = tree.drawn_from(drafts.byte().argmax(1), p[:, None])[:, 0].exp()
+            return p.exp(), q, alive, smallest_factor(p.exp(), q, alive)
 
         p, q, alive, rho = enter()
-        for column in range(length):
-            turn = tree.exists[:, column] & (context[:, column] == at)
+        for column in range(tree.tokens.shape[1]):
+            turn = tree.exists[:, column] & (tree.parents[:, column] == at)
             if not may_be_any(turn):
                 continue
-            ids = tree.tokens[:, column, None]
+            here, ids = torch.full_like(at, column), tree.tokens[:, column, None]
             chance = (p.gather(1, ids) / (rho * q.gather(1, ids)))[:, 0]
-            kept = coins(
-                step, tree, torch.full_like(at, column), chance.clamp_max(1).nan_to_num(0.0), turn
-            )
-            at = torch.where(kept, first[:, column], at)
+            kept = coins(step, tree, here, chance.clamp_max(1).nan_to_num(0.0), turn)
+            # a sibling may be accepted whose equal was not: the first of them has the children
+            equal = tree.exists & (tree.parents == at[:, None]) & (tree.tokens == ids)
+            at = torch.where(kept, equal.byte().argmax(1), at)
             if may_be_any(kept):
                 p, q, alive, rho = enter()
         common = torch.minimum(q, p / rho)

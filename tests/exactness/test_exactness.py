@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +38,6 @@ from gen.samplers.causal import couplings
 from gen.samplers.causal import jacobi as speculative_jacobi
 from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.verifiers import base as verifiers
-from gen.samplers.verifiers.base import ROW
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
@@ -217,7 +217,7 @@ class StaleDistributions(speculative_jacobi.JacobiDrafter):
     instead of q := p."""
 
     def verify(self, step, output):
-        old, drafted, logp = self.proposal, self.drafted, output.logprobs
+        old, drafted, logp = replace(self.drafts), self.drafts.exists, output.logprobs
         verdict = super().verify(step, output)
         accepted, ids = verdict.num_accepted, verdict.tokens
         width, length = ids.shape[1], drafted.shape[1]
@@ -226,7 +226,7 @@ class StaleDistributions(speculative_jacobi.JacobiDrafter):
         kept = (source < length) & drafted.gather(1, at)
         kept &= ids.gather(1, source.clamp_max(width - 1)) == old.tokens.gather(1, at)
         self.logq[kept] = old.logq.gather(1, at[..., None].expand(-1, -1, logp.shape[-1]))[kept]
-        self.kind[kept] = old.kind.gather(1, at)[kept]
+        self.guessed[kept] = old.guessed.gather(1, at)[kept]
         return verdict
 
 
@@ -237,16 +237,16 @@ class LockStep(speculative_jacobi.JacobiDrafter):
     stale = False
 
     def verify(self, step, output):
-        old, length, logp = self.proposal, self.drafted.shape[1], output.logprobs
+        old, length, logp = replace(self.drafts), self.drafts.tokens.shape[1], output.logprobs
         verdict = super().verify(step, output)
         accepted, ids = verdict.num_accepted, verdict.tokens
         self.tokens, self.logq = ids[:, 1:], logp[:, 1:].clone()
-        self.kind = torch.full_like(self.tokens, ROW)
+        self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
         self.carried = (step.valid.sum(1) - 1).clamp_min(0)
         if self.stale:
             again = torch.arange(1, length) < accepted[:, None]
             self.logq[:, : length - 1][again] = old.logq[:, 1:][again]
-            self.kind[:, : length - 1][again] = old.kind[:, 1:][again]
+            self.guessed[:, : length - 1][again] = old.guessed[:, 1:][again]
         return Verdict(torch.zeros_like(accepted), ids)
 
 
@@ -406,9 +406,9 @@ def test_gumbel_gives_the_tokens_of_autoregression_with_the_embedded_architectur
 def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
     """Still the right distribution, no longer the same tokens."""
 
-    def step(self, now, proposal, drafted, logp, next_logprobs):
+    def step(self, now, drafts, logp, next_logprobs):
         ids = now.categorical(logp, "token", now.valid)
-        same = (ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted
+        same = (ids[:, : drafts.tokens.shape[1]] == drafts.tokens) & drafts.exists
         return Verdict(couplings.num_accepted(same), ids)
 
     monkeypatch.setattr(couplings.Gumbel, "step", step)

@@ -14,8 +14,9 @@ from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.speculative import Speculative
-from gen.samplers.verifiers import recursive, traversal
+from gen.samplers.verifiers import recursive
 
 ROUNDING, WRONG = 1e-5, 1e-3
 PLAIN = SamplingParams()
@@ -73,13 +74,19 @@ def test_siblings_of_a_sharp_draft_keep_the_distribution(tree, gap):
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal"])
 def test_control_what_is_left_judged_as_probabilities_fails(monkeypatch, verifier):
-    def in_probabilities(logq, ids):
-        rest = logq.exp().scatter(1, ids, 0.0)
-        total = rest.sum(-1, keepdim=True)
-        return torch.where(total > 0, rest / total, rest).log()
+    finish = TreeBuilder.finish
 
-    for module in (recursive, traversal):
-        monkeypatch.setattr(module, "without", in_probabilities)
+    def in_probabilities(self):
+        tree = finish(self)
+        q, ids = tree.logq[:, 0].exp(), tree.tokens
+        for column in (1, 2):  # the siblings of column 0
+            q = q.scatter(1, ids[:, column - 1, None], 0.0)
+            total = q.sum(-1, keepdim=True)
+            q = torch.where(total > 0, q / total, q)
+            tree.logq[:, column] = q.log()
+        return tree
+
+    monkeypatch.setattr(TreeBuilder, "finish", in_probabilities)
     assert error({"shape": "branching", "branching": "3-1", "verifier": verifier}, 300) > WRONG
 
 

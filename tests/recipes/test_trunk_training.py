@@ -21,7 +21,7 @@ from gen.pipeline.pipeline import load
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
 from gen.samplers.causal.drafters.entry_layer import later
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 
 TRUNKS = ("clover", "chimera")
 

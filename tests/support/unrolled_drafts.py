@@ -22,7 +22,7 @@ class Noted(EntryNodes):
     def begin(self, step, tokens):
         made = super().begin(step, tokens)
         self.seen = getattr(self, "seen", [])
-        self.tokens, self.made = tokens.clone(), made[:, None]
+        self.tokens, self.made = tokens.clone(), made
         return made
 
     def extend(self, step, tree, first):
@@ -41,7 +41,7 @@ def noted(net: EntryLayer, layers: tuple[str, ...], shape: Shape, draws: str) ->
     of.at_most(2)
     nodes = Noted(of, "eagle", net, layers, of.sampling)
     rule = registry.get("verifier", "recursive")().on(of.space, of.device)
-    drafter = NodeDrafter(of, nodes, shape, draws, rule)
+    drafter = NodeDrafter(nodes, shape, draws, rule)
     decode_causal(of, CounterRNG([5, 6, 7]), drafter)
     return nodes.seen
 

@@ -36,18 +36,16 @@ class Nodes(RowOwner):
     Attributes:
         targets: draft models of the same items, whose rows follow the batch.
         nfe: forward passes of the draft models together, of every item; None without one.
-        other_roots: after ``begin``, the distributions [b, M - 1, V] of further draft models there;
-            None where there is one.
         hidden_layers: layers of the target whose hidden states ``read`` gets.
     """
 
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
-    other_roots: Tensor | None = None
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities [b, V] of the token after the last committed one.
+        """Return the log-probabilities [b, M, V] that each of M draft models has for the token
+        after the last committed one; M is 1 but for the drafter ``several``.
 
         Args:
             step: context of the step.

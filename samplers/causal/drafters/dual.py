@@ -37,7 +37,7 @@ class DualNodes(ParallelNodes):
         first = super().begin(step, tokens)
         # mask 1 is about the same position as the last token, which knows better
         nothing = torch.full_like(first, -torch.inf)
-        self.logq = torch.cat([first[:, None], self.logq[:, 2:], nothing[:, None]], 1)
+        self.logq = torch.cat([first, self.logq[:, 2:], nothing], 1)
         return first
 
 

@@ -85,7 +85,7 @@ class EntryNodes(Nodes):
     def begin(self, step, tokens):
         rows, size = len(tokens), self.head.shape[0]
         if not self.known.any():
-            return self.head.new_full((rows, size), -torch.inf, dtype=torch.float32)
+            return self.head.new_full((rows, 1, size), -torch.inf, dtype=torch.float32)
         self.root = self._before + step.start[:, None] - 2  # slot of the last committed entry
         self.width = int(self._host_lengths.max() + step.starts.max()) - 1
         self.sees = tokens.new_zeros(rows, 1, 0, dtype=torch.bool)
@@ -95,10 +95,10 @@ class EntryNodes(Nodes):
         self.outputs = self._output(
             self.query, self.feature, self.sees, torch.zeros_like(self.root)
         )
-        logq = self._logprobs(self.outputs, step.start[:, None])[:, 0]
+        logq = self._logprobs(self.outputs, step.start[:, None])
         if self.known.all():
             return logq
-        return torch.where(to_device(self.known, logq.device)[:, None], logq, -torch.inf)
+        return torch.where(to_device(self.known, logq.device)[:, None, None], logq, -torch.inf)
 
     @torch.no_grad()
     def extend(self, step, tree, first):

@@ -159,4 +159,4 @@ class FlexDraft(DraftSource):
         network = with_masks(model, checked_load(made, weights, KIND))
         target.run_with(model.with_network(network))
         depth = int(sampler.num_speculative_tokens)
-        return OnePassDrafter(target, model.config.vocab_size, depth, verifier)
+        return OnePassDrafter(model.config.vocab_size, depth, verifier)

@@ -79,7 +79,7 @@ class HeadNodes(Nodes):
         last = tokens[row, (step.start - 1).clamp_min(0)]
         # tokens on the way to the root and to each draft, the last committed one first
         self.paths = last[:, None, None]
-        return self._logq(step, 0, self.paths)[:, 0]
+        return self._logq(step, 0, self.paths)
 
     def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
         row = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None]

@@ -120,7 +120,7 @@ class HiddenNodes(Nodes):
         if self.target.cache.layers[-1].keys is None:  # nothing has run yet
             shape = len(tokens), self.depth, size
             self.logq = self.maps.bias.new_full(shape, -torch.inf, dtype=torch.float32)
-            return self.logq[:, 0]
+            return self.logq[:, :1]
         # the state's slot is that of the token before the last one
         first = (self.target.num_prompt_tokens + step.start - 2)[:, None]
         index = torch.arange(1, self.depth + 1, device=tokens.device)
@@ -131,7 +131,7 @@ class HiddenNodes(Nodes):
         legal = legal_at(self.target.legal, at)
         self.logq = self.sampling(logits[..., :size], None, legal)
         self.logq = torch.where(self.known[:, None, None], self.logq, -torch.inf)
-        return self.logq[:, 0]
+        return self.logq[:, :1]
 
     def _transferred(self, first: Tensor, slots: Tensor) -> Tensor:
         """Run the upper layers over pseudo-states of all rows.

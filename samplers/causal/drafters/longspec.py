@@ -88,7 +88,7 @@ class LongSpecNodes(Nodes):
     @torch.no_grad()
     def begin(self, step, tokens):
         if not self.known.any():
-            return self._nothing(len(tokens))
+            return self._nothing(len(tokens), 1)
         self.root = self.target.num_prompt_tokens + step.start - 1  # slot of the last token
         window = self.layer.shape.window
         back = torch.arange(1 - window, 1, device=tokens.device)
@@ -106,8 +106,8 @@ class LongSpecNodes(Nodes):
         self.paths = tokens.new_zeros(len(tokens), 1, 0, dtype=torch.bool)
         turned = rotations[0][:, -1:], rotations[1][:, -1:]
         at = self.root[:, None], self.paths, step.start[:, None]
-        logq = self._logprobs(x[:, -1:], turned, *at)[:, 0]
-        known = to_device(self.known, logq.device)[:, None]
+        logq = self._logprobs(x[:, -1:], turned, *at)
+        known = to_device(self.known, logq.device)[:, None, None]
         return torch.where(known, logq, -torch.inf)
 
     @torch.no_grad()

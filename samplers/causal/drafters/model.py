@@ -29,19 +29,20 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
-from gen.models.targets.base import StepOutput, legal_at, take
+from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.drafters.trained import facts_of_model
-from gen.samplers.causal.length_policies.auto import AutoLength
 from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import AutoLength
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.tree import Tree
 from gen.samplers.engine.window import AUTO, auto_width, checked
-from gen.samplers.verifiers.base import ROW, Proposal, Verifier
+from gen.samplers.verifiers.base import Verifier
 
 TargetT = TypeVar("TargetT", bound=CausalTarget)
 
@@ -75,8 +76,8 @@ class IdChain:
     """Ids: drawn from the draft's final distribution, whose rows a ``Verifier`` then holds against
     the target's."""
 
-    def __init__(self, verifier: Verifier, legal: Tensor):
-        self.verifier, self.legal = verifier, legal
+    def __init__(self, verifier: Verifier):
+        self.verifier = verifier
         self.distributions: list[Tensor] = []
 
     def begin(self, step, drafts):
@@ -87,12 +88,8 @@ class IdChain:
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def verify(self, step, drafts, drafted, logprobs):
-        length = drafts.shape[1]
-        logq = _padded(self.distributions, length).to(logprobs.dtype)
-        legal = legal_at(self.legal, step.positions[:, :length])
-        return self.verifier.verify(
-            step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, logprobs
-        )
+        logq = _padded(self.distributions, drafts.shape[1])
+        return self.verifier.verify(step, Tree.chain(drafts, drafted, logq), logprobs)
 
     def undrafted(self, step, logprobs):
         return step.categorical(logprobs, "token", step.valid, shared=True)
@@ -318,7 +315,7 @@ class ModelNodes(Nodes):
     def begin(self, step, tokens):
         given, at = unseen(step, tokens, self.known)
         self.root, self.known = given[:, -1:], step.starts
-        return self._within(self.draft.predict(given, at).logprobs, at)[:, -1]
+        return self._within(self.draft.predict(given, at).logprobs, at)[:, -1:]
 
     def _within(self, logprobs: Tensor, positions: Tensor) -> Tensor:
         """Leave log-probabilities [b, L, V] of positions [b, L] that the draft model has vectors
@@ -487,4 +484,4 @@ class ModelDrafts(DraftSource):
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         draft = cls.draft_of(sampler, target, draft)
-        return sampler.model_drafter(target, draft, IdChain(verifier, target.legal))
+        return sampler.model_drafter(target, draft, IdChain(verifier))

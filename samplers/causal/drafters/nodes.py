@@ -6,33 +6,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.sampling_params import has_no_distribution
-from gen.models.targets.base import StepOutput, legal_at
-from gen.models.targets.causal import CausalTarget
+from gen.models.targets.base import StepOutput
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import Tree, TreeBuilder
-from gen.samplers.verifiers.base import POINT, ROW, Proposal, Verifier
+from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
+from gen.samplers.verifiers.base import Verifier
 
 
 class NodeDrafter(Drafter):
     """Drafter of trees.
 
     Args:
-        target: the model.
         nodes: distributions of the drafts.
         shape: which nodes get children.
         draws: how siblings are drawn.
         verifier: decides which drafts are accepted.
     """
 
-    def __init__(
-        self, target: CausalTarget, nodes: Nodes, shape: Shape, draws: str, verifier: Verifier
-    ):
+    def __init__(self, nodes: Nodes, shape: Shape, draws: str, verifier: Verifier):
         self.nodes, self.shape, self.draws, self.verifier = nodes, shape, draws, verifier
-        self.targets, self.legal = tuple(nodes.targets), target.legal
+        self.targets = tuple(nodes.targets)
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
         self.tree: Tree | None = None
@@ -58,15 +54,8 @@ class NodeDrafter(Drafter):
         self.shape.grow(builder)
         self.nodes.count_passes(step, builder.passes)
         self.tree = tree = builder.finish()
-        if tree.other_roots is None:
-            nowhere = has_no_distribution(tree.logq)  # [b, L + 1], by node
-            failed = tree.exists & nowhere.gather(1, tree.parents + 1)
-        else:
-            columns = range(tree.tokens.shape[1])
-            nowhere = [has_no_distribution(tree.drawn_from(column)) for column in columns]
-            failed = tree.exists & torch.stack(nowhere, 1)
-        parents = None if self.shape.is_chain else tree.parents
-        return Draft(tree.tokens, tree.exists, parents, failed)
+        parents = None if tree.is_chain else tree.parents
+        return Draft(tree.tokens, tree.exists, parents, tree.failed)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         tree, logp = self.tree, output.logprobs
@@ -84,15 +73,10 @@ class NodeDrafter(Drafter):
         return verdict
 
     def _judge(self, step: CausalStep, tree: Tree, logp: Tensor) -> Verdict:
-        """Let the verifier judge the tree, or the chain that it is."""
-        if not tree.is_chain:
-            return self.verifier.verify_tree(step, tree, logp)
-        length = tree.tokens.shape[1]
-        kind = torch.where(tree.random, ROW, POINT)
-        legal = legal_at(self.legal, step.positions[:, :length])
-        logq = tree.logq[:, :length].to(logp.dtype)
-        proposal = Proposal(tree.tokens, kind, logq, legal)
-        return self.verifier.verify(step, proposal, tree.exists, logp)
+        """Let the verifier judge the drafts."""
+        if self.draws == WITH_REPLACEMENT and not tree.is_chain:
+            tree = tree.merged()
+        return self.verifier.verify(step, tree, logp)
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         self.nodes.observe(step, num_accepted, num_drafted)

@@ -40,7 +40,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import language_model
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import DRAWS, Tree
@@ -63,7 +63,7 @@ class GroupNodes(Nodes):
         self.depth = depth
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        return self.logq[:, 0]
+        return self.logq[:, :1]
 
     def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
         depth = tree.depth[:, first:]
@@ -88,19 +88,16 @@ class OnePassDrafter(NodeDrafter):
     """Drafter of chains with a group of masks behind every prefix.
 
     Args:
-        target: the model, which takes mask tokens.
         mask: id of the mask token.
         depth: drafts k of a chain.
         verifier: decides which drafts are accepted.
         shift: masks of a group before that of the first draft.
     """
 
-    def __init__(
-        self, target: CausalTarget, mask: int, depth: int, verifier: Verifier, shift: int = 0
-    ):
+    def __init__(self, mask: int, depth: int, verifier: Verifier, shift: int = 0):
         nodes = GroupNodes(depth)
         draws = next(draws for draws in DRAWS if draws in verifier.draws)
-        super().__init__(target, nodes, Chain(None, depth), draws, verifier)
+        super().__init__(nodes, Chain(None, depth), draws, verifier)
         self.groups, self.mask, self.size, self.shift = nodes, mask, depth + shift, shift
 
     @property
@@ -219,4 +216,4 @@ class Streaming(DraftSource):
         require_plain_history(target, f"the drafter {STREAMING}")
         mask = mask_token(target, STREAMING)
         depth = int(sampler.num_speculative_tokens)
-        return OnePassDrafter(target, mask, depth, verifier, shift=1)
+        return OnePassDrafter(mask, depth, verifier, shift=1)

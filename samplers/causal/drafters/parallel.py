@@ -123,7 +123,7 @@ class ParallelNodes(Nodes):
         positions = torch.cat([at, step.start[:, None] + index], 1)
         logprobs = self.draft.predict(inputs, positions).logprobs
         self.logq = logprobs[:, -1 - len(self.masks) :]
-        return self.logq[:, 0]
+        return self.logq[:, :1]
 
     def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
         depth = tree.depth[:, first:]

@@ -39,7 +39,7 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.registry import register
-from gen.models.targets.base import StepOutput, legal_at
+from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import unseen
@@ -47,8 +47,9 @@ from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.tree import Tree
 from gen.samplers.engine.window import AUTO
-from gen.samplers.verifiers.base import ROW, Proposal, Verifier
+from gen.samplers.verifiers.base import Verifier
 
 
 class PearlDrafter(Drafter):
@@ -71,7 +72,7 @@ class PearlDrafter(Drafter):
 
     def __init__(self, target: CausalTarget, draft: CausalTarget, verifier: Verifier, length: int):
         self.draft, self.verifier, self.length = draft, verifier, length
-        self.targets, self.legal = (draft,), target.legal
+        self.targets = (draft,)
         self.num_passes = np.zeros(draft.items, dtype=np.int64)
         rows, device = draft.rows, draft.device
         self.left, self.known = np.zeros(rows, dtype=np.int64), np.full(rows, -1)
@@ -154,16 +155,10 @@ class PearlDrafter(Drafter):
         length = width - 1 if alone else width
         drafted = torch.arange(length, device=device) < (seen if alone else seen + 1)[:, None]
         drafted = drafted & step.valid[:, :length]  # a row that waits has none
-        tokens = self.chain[:, :length]
-        proposal = Proposal(
-            tokens,
-            torch.full_like(tokens, ROW),
-            self.logq[:, :length].to(logp.dtype),
-            legal_at(self.legal, step.positions[:, :length]),
-        )
+        drafts = Tree.chain(self.chain[:, :length], drafted, self.logq[:, :length])
         if not alone:  # no verdict draws a token behind the first new draft
             step = replace(step, valid=torch.zeros_like(step.valid))
-        verdict = self.verifier.verify(step, proposal, drafted, logp)
+        verdict = self.verifier.verify(step, drafts, logp)
         accepted = torch.minimum(verdict.num_accepted, seen)
         after = verdict.tokens.gather(1, accepted[:, None])[:, 0]
         if alone:

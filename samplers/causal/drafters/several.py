@@ -32,19 +32,21 @@ from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
+from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, Tree
 
 
 class SeveralNodes(Nodes):
     """Distributions of several draft models.
 
     Args:
-        drafts: fresh targets of the draft models.
+        drafts: fresh targets of the M draft models.
+        paths: paths of a tree, of which number i is of model i mod M.
     """
 
-    def __init__(self, drafts: Sequence[CausalTarget]):
+    def __init__(self, drafts: Sequence[CausalTarget], paths: int):
         self.models = [ModelNodes(draft) for draft in drafts]
         self.targets = tuple(drafts)
+        self.owners = [path % len(drafts) for path in range(paths)]
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -60,24 +62,18 @@ class SeveralNodes(Nodes):
             model.count_passes(step, passes)
 
     def begin(self, step, tokens):
-        first, *others = [model.begin(step, tokens) for model in self.models]
-        self.other_roots = torch.stack(others, 1) if others else None
-        return first
+        return torch.cat([model.begin(step, tokens) for model in self.models], 1)
 
     def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
-        if not first:  # the tree has the first draft of every path
-            self.num_paths = [tree.models.count(number) for number in range(len(self.models))]
-        found = tree.logq.new_empty(
-            len(tree.tokens), tree.tokens.shape[1] - first, tree.logq.shape[-1]
-        )
+        size, paths = tree.tokens.shape[1], len(self.owners)
+        found: dict[int, Tensor] = {}  # by column; a level has a draft of every path
         for number, model in enumerate(self.models):
-            columns = [c for c, owner in enumerate(tree.models) if owner == number]
-            new = [c - first for c in columns if c >= first]
-            if new:
-                own = _part(tree, columns, self.num_paths[number] == 1)
-                logq = model.extend(step, own, len(columns) - len(new)).to(found.dtype)
-                found.index_copy_(1, _numbers(new, found), logq)
-        return found
+            columns = [c for c in range(size) if self.owners[c % paths] == number]
+            new = [c for c in columns if c >= first]
+            own = _part(tree, columns, self.owners.count(number) == 1)
+            logq = model.extend(step, own, len(columns) - len(new))
+            found |= zip(new, logq.unbind(1), strict=True)
+        return torch.stack([found[column] for column in range(first, size)], 1)
 
 
 def _part(tree: Tree, columns: list[int], is_chain: bool) -> Tree:
@@ -86,9 +82,9 @@ def _part(tree: Tree, columns: list[int], is_chain: bool) -> Tree:
     numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
     table = _numbers([*numbers, -1], tree.parents)  # -1, the root, is its last
     own = _numbers(columns, tree.parents)
-    parts = (tree.tokens, tree.parents, tree.exists, tree.depth, tree.random)
-    tokens, parents, exists, depth, random = (x.index_select(1, own) for x in parts)
-    return Tree(tokens, table[parents], exists, depth, random, tree.logq, tree.draws, is_chain)
+    parts = (tree.tokens, tree.exists, tree.parents, tree.depth)
+    tokens, exists, parents, depth = (x.index_select(1, own) for x in parts)
+    return Tree(tokens, exists, table[parents], depth, is_chain=is_chain)
 
 
 def _numbers(values: list[int], like: Tensor) -> Tensor:
@@ -128,7 +124,8 @@ class Several(DraftSource):
         shapes = [name for name, part in registry.table("shape").items() if part.parts_models]
         if sampler.shape not in shapes:
             raise bad_value("sampler.shape", sampler.shape, f"{' or '.join(shapes)}, {reason}")
-        rules = [name for name, part in registry.table("verifier").items() if part.takes_several]
+        known = registry.table("verifier").items()
+        rules = [name for name, one in known if one.judges_trees and RANKS in one.draws]
         if sampler.verifier not in rules:
             expected = f"{' or '.join(rules)}, {reason}"
             raise bad_value("sampler.verifier", sampler.verifier, expected)
@@ -141,7 +138,8 @@ class Several(DraftSource):
     def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> SeveralNodes:
         drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
         _require_paths(sampler.paths, len(drafts))
-        return SeveralNodes([sampler.draft_target(target, one) for one in drafts])
+        models = [sampler.draft_target(target, one) for one in drafts]
+        return SeveralNodes(models, sampler.paths)
 
 
 def _require_paths(paths: int, models: int) -> None:

@@ -41,17 +41,22 @@ class SuperposedNodes(ModelNodes):
         super().__init__(draft)
         draft.require_superposition("the drafter superposed")
 
+    def begin(self, step, tokens):
+        self.logq = super().begin(step, tokens)  # of the root and of each draft, [b, n + 1, V]
+        return self.logq
+
     def extend(self, step, tree, first):
-        log_path = path_logprobs(tree)
+        log_path = path_logprobs(tree, self.logq)
         new = tree.exists[:, first:]
         depths = torch.where(new, tree.depth[:, first:], 0)
-        found = tree.logq.new_full((*new.shape, tree.logq.shape[-1]), -torch.inf)
+        found = self.logq.new_full((*new.shape, self.logq.shape[-1]), -torch.inf)
         for depth in range(1, int(depths.max()) + 1) if depths.numel() else ():
             asked = depths == depth
             if not bool(asked.any()):
                 continue
             logprobs = self._predict(step, tree, log_path, depth)
             found = torch.where(asked[..., None], logprobs, found)
+        self.logq = torch.cat([self.logq, found], 1)
         return found
 
     def _predict(self, step: CausalStep, tree: Tree, log_path: Tensor, depth: int) -> Tensor:
@@ -66,13 +71,14 @@ class SuperposedNodes(ModelNodes):
         return self.draft.predict_superposed(tokens[:, None], weights[:, None], at).logprobs
 
 
-def path_logprobs(tree: Tree) -> Tensor:
-    """Compute the log-probabilities [b, L] of the paths to the drafts of a tree."""
-    total = tree.logq.new_zeros(len(tree.tokens), 1 + tree.tokens.shape[1])
+def path_logprobs(tree: Tree, logq: Tensor) -> Tensor:
+    """Compute the log-probabilities [b, L] of the paths to the drafts of a tree, from those of the
+    tokens behind its nodes, [b, L + 1, V]."""
+    total = logq.new_zeros(len(tree.tokens), 1 + tree.tokens.shape[1])
     row = torch.arange(len(total), device=total.device)
     for column in range(tree.tokens.shape[1]):
         above = tree.parents[:, column] + 1
-        mass = tree.logq[row, above].gather(1, tree.tokens[:, column, None])[:, 0]
+        mass = logq[row, above].gather(1, tree.tokens[:, column, None])[:, 0]
         total[:, column + 1] = total[row, above] + mass
     return total[:, 1:]
 

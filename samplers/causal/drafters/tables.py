@@ -68,7 +68,7 @@ class TableNodes(Nodes):
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         self.text = self.context.read(step, tokens)
         weights = self.weigh_root(step, self.text)[:, None]
-        return self._logq(step, weights, torch.zeros_like(step.start)[:, None])[:, 0]
+        return self._logq(step, weights, torch.zeros_like(step.start)[:, None])
 
     def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
         weights = self.weigh(step, tree, first)

@@ -127,10 +127,7 @@ class TrimmedNodes(Nodes):
             counts = torch.zeros(len(ids), self.size + 1, dtype=torch.long, device=ids.device)
             counts.scatter_add_(1, ids, torch.ones_like(ids))
             self.kept = self._frequent(counts[:, : self.size])
-        first = self._trim(self.inner.begin(step, tokens)[:, None])[:, 0]
-        others = self.inner.other_roots
-        self.other_roots = None if others is None else self._trim(others)
-        return first
+        return self._trim(self.inner.begin(step, tokens))
 
     def extend(self, step, tree, first):
         return self._trim(self.inner.extend(step, tree, first))

@@ -55,16 +55,16 @@ class Filled:
 
     Attributes:
         tokens: drafts [b, n]; anything in columns that do not enter.
-        kind: kind of the distribution that they came from (``gen.samplers.verifiers.base``).
-        logq: log-probabilities [b, n, V] of kind ROW; None of other kinds, and where nobody
-            compares.
+        logq: log-probabilities [b, n, V] that they were drawn from, or one [1, 1, V]; None of
+            drafts that were chosen, and where nobody compares.
+        guessed: whether no model made them.
         failed: drafts whose model gave no distribution, bool [b, n]; None without a draft model.
     """
 
     tokens: Tensor
-    kind: int
     logq: Tensor | None = None
     failed: Tensor | None = None
+    guessed: bool = True
 
 
 class Initialiser(RowOwner):

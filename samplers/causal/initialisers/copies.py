@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
-from gen.samplers.verifiers.base import POINT, UNIFORM
 
 
 @register("initialiser", "uniform")
@@ -19,10 +18,8 @@ class Uniform(Initialiser):
         return cls()
 
     def fill(self, entering):
-        tokens = entering.step.categorical(
-            _uniform_logp(entering.legal), "token", entering.active, entering.first, shared=True
-        )
-        return Filled(tokens, UNIFORM)
+        logq = _uniform(entering.legal, torch.float64) if entering.compares else None
+        return Filled(_drawn(entering, "token"), logq)
 
 
 @register("initialiser", "random")
@@ -34,11 +31,7 @@ class Random(Initialiser):
         return cls()
 
     def fill(self, entering):
-        logp = _uniform_logp(entering.legal)
-        tokens = entering.step.categorical(
-            logp, "initial", entering.active, entering.first, shared=True
-        )
-        return Filled(tokens, POINT)
+        return Filled(_drawn(entering, "initial"))
 
 
 @register("initialiser", "repeat")
@@ -53,7 +46,7 @@ class Repeat(Initialiser):
         return cls(1)
 
     def fill(self, entering):
-        return Filled(_copy(entering, self.back), POINT)
+        return Filled(_copy(entering, self.back))
 
 
 @register("initialiser", "repeat_above")
@@ -66,11 +59,17 @@ class RepeatAbove(Repeat):
         return cls(grid[-1] if len(grid) > 1 else 1)
 
 
-def _uniform_logp(legal: Tensor) -> Tensor:
-    some = (
-        legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
-    )  # one row says it for all positions
-    return some.log().log_softmax(-1).expand(legal.shape)
+def _drawn(entering: Entering, purpose: str) -> Tensor:
+    """Draw uniform tokens [b, n] with the noise of their positions."""
+    legal, active, first = entering.legal, entering.active, entering.first
+    logq = _uniform(legal, torch.float32).expand(legal.shape)
+    return entering.step.categorical(logq, purpose, active, first, shared=True)
+
+
+def _uniform(legal: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the logarithm of uniform distributions [b, n, V], or of all positions [1, 1, V]."""
+    some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
+    return some.to(dtype).log().log_softmax(-1)
 
 
 def _copy(entering: Entering, back: int) -> Tensor:

@@ -36,7 +36,6 @@ from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.verifiers.base import ROW
 
 # log-probability that a token has at least when distributions are compared
 FLOOR = -30.0
@@ -123,7 +122,7 @@ class IteratedInitialiser(Initialiser):
         if self.corrects:
             self.before, self.at = q.clamp_min(FLOOR), step.starts.copy()
         failed = drawn & failed_draws(tokens, q)
-        return Filled(tokens, ROW, logq if entering.compares else None, failed)
+        return Filled(tokens, logq if entering.compares else None, failed, guessed=False)
 
     def _shift(self, entering: Entering, enters: Tensor) -> Tensor | None:
         """Compute log p - log q of the round before, [b, n, V]: 0 where a position enters; None

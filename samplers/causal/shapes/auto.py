@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.engine.tree import TreeBuilder
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.window import LADDER, AutoWidth
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.tree import (
@@ -22,7 +23,6 @@ from gen.samplers.engine.tree import (
     RANKS,
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
-    TreeBuilder,
 )
 
 MOST_NODES = 1024  # of any tree

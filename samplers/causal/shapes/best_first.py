@@ -21,8 +21,9 @@ from gen.core.method import Limit, method
 from gen.core.params import Params, integer, integer_or
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT, TreeBuilder
+from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT
 from gen.samplers.engine.window import AUTO
 
 
@@ -71,7 +72,7 @@ class BestFirst(Shape):
         dtype = builder.rest.dtype
         left = torch.zeros(b, 1, dtype=dtype, device=device)  # log of every node's value
         for _ in range(self.params.nodes):
-            if builder.tree.draws == RANKS:
+            if builder.draws == RANKS:
                 builder.expand()
                 value = left + builder.rest.amax(-1)
                 if builder.size and not may_be_any(value > -torch.inf):

@@ -23,7 +23,8 @@ from gen.core.method import Limit, method
 from gen.core.params import Params, integer, number
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.engine.tree import WITH_REPLACEMENT, TreeBuilder
+from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.tree import WITH_REPLACEMENT
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,13 @@ class Paths(Shape):
     def grow(self, builder: TreeBuilder) -> None:
         tip = self._grow_trunk(builder)
         first = builder.size
-        models = [path % builder.num_models for path in range(self.params.paths)]
-        for model in models:
-            builder.add(tip, models=[model])
+        for path in range(self.params.paths):
+            builder.add(tip - path % builder.num_models)  # several models see a root each
         tips = list(range(first, builder.size))
         for _ in range(self.params.path_length - 1):
             builder.expand()
             first = builder.size
-            builder.add(builder.columns(tips), models=models)
+            builder.add(builder.columns(tips))
             tips = list(range(first, builder.size))
 
     def _grow_trunk(self, builder: TreeBuilder) -> Tensor:

@@ -35,8 +35,9 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.engine.step_context import StepContext
+from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.chains.chain import ChainSampler
-from gen.samplers.verifiers.base import Proposal, recovered
+from gen.samplers.verifiers.base import recovered
 
 
 @register("sampler", "exact_speculative")
@@ -71,11 +72,10 @@ class ExactSpeculative(ChainSampler):
         """Draw with random numbers of the step; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "draft", step.valid)
 
-    def judge(self, step: StepContext, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts by the verifier, and draw a recovered token after them."""
-        accepted, residual = registry.get("verifier", self.verifier)().decide(
-            step, drafts, step.valid, logprobs
-        )
+        rule = registry.get("verifier", self.verifier)()
+        accepted, residual = rule.decide(step, drafts, logprobs)
         rejected = accepted < step.valid.sum(1)
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)

@@ -2,9 +2,9 @@
 
 Each credits a draft x ~ q with a mass g(x) in place of p(x), accepts it with probability f(x) =
 min(1, g(x) / q(x)), and at a rejection draws from norm((p - q f)+), the best residual there is for
-f (see the proof); the papers draw from other residuals. r is ``relaxation``. The rules are one file
-each. Their presets draft by repetition (``init: repeat``): a draft that is not random is judged by
-p alone, where uniform ones have a q so small that relaxed rules would let any of them pass.
+f (see the proof); the papers draw from other residuals. r is ``relaxation``. Their presets draft by
+repetition (``init: repeat``): a draft that is not random is judged by p alone, where uniform ones
+have a q so small that relaxed rules would let any of them pass.
 
 Guarantee: r = 0 is the token verifier, the same coins and the same tokens. Above it, ``bound``
 bounds the total variation TV between the distribution c of the token that a step commits and p.
@@ -36,7 +36,8 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.samplers.verifiers.base import PositionVerifier, Proposal
+from gen.samplers.engine.tree import Tree
+from gen.samplers.verifiers.base import PositionVerifier
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ class Relaxed(PositionVerifier):
             return self
         return dataclasses.replace(self, codebook=space.codebook.to(device))
 
-    def acceptance(self, proposal, logp):
-        return (self.credit(proposal, logp) - proposal.log_mass()).clamp_max(0).exp()
+    def acceptance(self, tree, logp):
+        return (self.credit(tree, logp) - tree.log_mass()).clamp_max(0).exp()
 
-    def credit(self, proposal: Proposal, logp: Tensor) -> Tensor:
+    def credit(self, tree: Tree, logp: Tensor) -> Tensor:
         """Computes log g of the drafts, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
@@ -103,6 +104,6 @@ class Relaxed(PositionVerifier):
         raise NotImplementedError
 
 
-def draft_logp(proposal: Proposal, logp: Tensor) -> Tensor:
+def draft_logp(tree: Tree, logp: Tensor) -> Tensor:
     """Log-probability of the drafts, [b, L]; ``logp`` [b, L, V]."""
-    return logp.gather(-1, proposal.tokens[..., None])[..., 0]
+    return logp.gather(-1, tree.tokens[..., None])[..., 0]

@@ -71,21 +71,21 @@ class GSD(Relaxed):
     close: ClassVar[float] = 0.15
     near: ClassVar[float] = 0.25
 
-    def credit(self, proposal, logp):
+    def credit(self, tree, logp):
         b, length, size = logp.shape
-        p, tokens = logp.exp().reshape(-1, size), proposal.tokens.reshape(-1)
+        p, tokens = logp.exp().reshape(-1, size), tree.tokens.reshape(-1)
         row = torch.arange(len(p), device=p.device)
         ids, member = self._cluster(p, self._ranking(p), row, tokens)
-        q = proposal.mass_of(ids.view(b, length, ids.shape[-1])).flatten(0, 1)
+        q = tree.drawn_from(slice(None), logp).reshape(-1, size).gather(1, ids).exp()
         share = (p.gather(1, ids) * member).sum(-1) / (q * member).sum(-1)
         # a draft alone in its cluster has the mass p(x) to the last bit
-        log_g = proposal.log_mass() + share.view(b, length).log()
-        return torch.where(member.sum(-1).view(b, length) == 1, draft_logp(proposal, logp), log_g)
+        log_g = tree.log_mass() + share.view(b, length).log()
+        return torch.where(member.sum(-1).view(b, length) == 1, draft_logp(tree, logp), log_g)
 
-    def residual(self, proposal, logp):
+    def residual(self, logq, logp):
         """Computes norm((p - q f)+). Here f may be below min(1, p/q), so the residual of the token
         verifier will not do."""
-        log_p, q = logp.flatten(0, 1), proposal.mass().flatten(0, 1)
+        log_p, q = logp.flatten(0, 1), logq.exp().flatten(0, 1)
         p, drawn = log_p.exp(), torch.minimum(log_p.exp(), q)
         ranking = self._ranking(p)
         for row, x in zip(*(i.split(1 << 14) for i in _possible(q)), strict=True):

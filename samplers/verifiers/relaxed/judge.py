@@ -201,16 +201,16 @@ class Judge(Relaxed):
         folder = embedded_for(target) if weights is None else weights
         return dataclasses.replace(self, probe=Probe.from_pretrained(folder, target))
 
-    def decide(self, step, proposal, drafted, logp):
+    def decide(self, step, tree, logp):
         if not self.relaxation:
-            return super().decide(step, proposal, drafted, logp)
-        length = drafted.shape[1]
-        possible = draft_logp(proposal, logp[:, :length]) > -torch.inf
-        right = self.right(step.hidden_states, logp[:, :length], proposal.tokens) & possible
-        chance = self.chance(proposal, logp[:, :length])
+            return super().decide(step, tree, logp)
+        length = tree.tokens.shape[1]
+        possible = draft_logp(tree, logp[:, :length]) > -torch.inf
+        right = self.right(step.hidden_states, logp[:, :length], tree.tokens) & possible
+        chance = self.chance(tree, logp[:, :length])
         chance = torch.where(right, torch.ones_like(chance), chance)
-        kept = step.flip(chance, "accept", drafted) & drafted
-        return num_accepted(kept), lambda column: self.residual_at(proposal, logp, column)
+        kept = step.flip(chance, "accept", tree.exists) & tree.exists
+        return num_accepted(kept), lambda column: self.residual_at(tree, logp, column)
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
         """Judge the drafts of every row.
@@ -236,8 +236,8 @@ class Judge(Relaxed):
         judged = self.probe.probability(inputs) > 1 - self.relaxation
         return torch.nn.functional.pad(judged, (0, length - n))
 
-    def credit(self, proposal, logp):
-        return draft_logp(proposal, logp)
+    def credit(self, tree, logp):
+        return draft_logp(tree, logp)
 
     def excess(self, p, q):
         return (q - p).clamp_min(0) if self.relaxation else torch.zeros_like(q)

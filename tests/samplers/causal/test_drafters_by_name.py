@@ -9,10 +9,9 @@ from tabular import space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import Registry, registry
-from gen.models.targets.base import legal_at
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.causal_loop import Draft, Drafter
-from gen.samplers.verifiers.base import POINT, Proposal
+from gen.samplers.engine.tree import Tree
 
 
 class Repeated(Drafter):
@@ -20,8 +19,8 @@ class Repeated(Drafter):
 
     window = 3
 
-    def __init__(self, target, verifier):
-        self.verifier, self.legal = verifier, target.legal
+    def __init__(self, verifier):
+        self.verifier = verifier
 
     def propose(self, step, tokens):
         last = tokens.gather(1, (step.start - 1).clamp_min(0)[:, None]).clamp_min(0)
@@ -30,11 +29,8 @@ class Repeated(Drafter):
         return self.draft
 
     def verify(self, step, output):
-        drafts, exists = self.draft.tokens, self.draft.exists
-        legal = legal_at(self.legal, step.positions[:, : drafts.shape[1]])
-        logq = torch.zeros_like(output.logprobs[:, : drafts.shape[1]])
-        proposal = Proposal(drafts, torch.full_like(drafts, POINT), logq, legal)
-        return self.verifier.verify(step, proposal, exists, output.logprobs)
+        drafts = Tree.chain(self.draft.tokens, self.draft.exists, None)
+        return self.verifier.verify(step, drafts, output.logprobs)
 
 
 class Repeat(DraftSource):
@@ -42,7 +38,7 @@ class Repeat(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        return Repeated(target, verifier)
+        return Repeated(verifier)
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def test_a_drafter_without_a_model_is_exact(named, verifier):
 
 
 def test_control_drafts_that_say_another_distribution_are_not_exact(named, monkeypatch):
-    monkeypatch.setattr(Proposal, "log_mass", lambda self: torch.full(self.tokens.shape, -1.0))
+    monkeypatch.setattr(Tree, "log_mass", lambda self: torch.full(self.tokens.shape, -1.0))
     assert error(speculative(drafter="repeat"), space_of((3,), 3)) > WRONG
 
 

@@ -22,7 +22,7 @@ from gen.samplers.causal.drafters import eagle_layer as eagle
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 
 EXACT, STATES, WRONG = 1e-12, 1e-9, 1e-3
 LAYERS = ("model.layers.0", "model.layers.1")
@@ -94,7 +94,7 @@ def test_control_drafts_of_another_distribution(folder, monkeypatch):
 
     def verified(self, step, output):
         if self.tree is not None and self.tree.tokens.shape[1]:
-            self.tree.logq[:, 0] = self.nodes.claimed
+            self.tree.logq[:, :1] = self.nodes.claimed
         return verify(self, step, output)
 
     verify = NodeDrafter.verify

@@ -462,9 +462,9 @@ def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypa
 def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(monkeypatch):
     step = COUPLINGS["fresh"].step
 
-    def asking(self, now, proposal, drafted, logp, next_logprobs):
-        verdict = step(self, now, proposal, drafted, logp, next_logprobs)
-        bool((verdict.num_accepted < drafted.sum(1)).any())
+    def asking(self, now, drafts, logp, next_logprobs):
+        verdict = step(self, now, drafts, logp, next_logprobs)
+        bool((verdict.num_accepted < drafts.exists.sum(1)).any())
         return verdict
 
     monkeypatch.setattr(COUPLINGS["fresh"], "step", asking)

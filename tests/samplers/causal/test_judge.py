@@ -17,7 +17,8 @@ from gen.models.targets.identity import distribution_of, target_digest
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.verifiers.base import ROW, Proposal, Token
+from gen.samplers.engine.tree import Tree
+from gen.samplers.verifiers.base import Token
 from gen.samplers.verifiers.relaxed.judge import LAYER, LEAST, Judge, Probe, inputs_of
 
 PROMPTS = ["shuffle 4 0 7 5 =", "insert 7 in 3 1 2 =", "sort 3 1 2 =", "remove from 5 6 8 2 ="]
@@ -54,15 +55,13 @@ def step_of(hidden: Tensor, rows: int, length: int, rng=None) -> StepContext:
     return StepContext(rng, n, zero, zero, at, valid, hidden_states={"layer": hidden})
 
 
-def drafts(rows: int, length: int, seed: int) -> tuple[Proposal, Tensor, Tensor]:
-    """Random drafts, bool [b, L] that they exist, and log p [b, L, V]."""
+def drafts(rows: int, length: int, seed: int) -> tuple[Tree, Tensor]:
+    """Random drafts, and log p [b, L, V]."""
     generator = torch.Generator().manual_seed(seed)
     p, q = torch.rand(2, rows, length, V, generator=generator, dtype=torch.float64)
     logp, logq = (x.pow(3).div(x.pow(3).sum(-1, keepdim=True)).log() for x in (p, q))
     tokens = torch.randint(V, (rows, length), generator=generator)
-    legal = torch.ones(rows, length, V, dtype=torch.bool)
-    proposal = Proposal(tokens, torch.full_like(tokens, ROW), logq, legal)
-    return proposal, torch.ones_like(tokens, dtype=torch.bool), logp
+    return Tree.chain(tokens, torch.ones_like(tokens, dtype=torch.bool), logq), logp
 
 
 @pytest.mark.parametrize("relaxation", [0, 1e-6])
@@ -89,14 +88,14 @@ def test_a_probe_that_says_yes_passes_the_drafts(pipe, tmp_path):
 def test_the_draft_itself_is_judged():
     """A mark in the state of column i + 1 passes the draft of column i and no other."""
     rows, length = 60, 3
-    proposal, drafted, logp = drafts(rows, length, 0)
-    exact = Token().decide(step_of(torch.zeros(rows, length + 1, 1), rows, length), proposal,
-                           drafted, logp)[0]  # fmt: skip
+    tree, logp = drafts(rows, length, 0)
+    nothing = step_of(torch.zeros(rows, length + 1, 1), rows, length)
+    exact = Token().decide(nothing, tree, logp)[0]
     judge = Judge(0.5, probe=probe_of([10.0, 0.0, 0.0, 0.0], -5.0))
     for column in range(length):
         hidden = torch.zeros(rows, length + 1, 1)
         hidden[:, column + 1] = 1
-        found = judge.decide(step_of(hidden, rows, length), proposal, drafted, logp)[0]
+        found = judge.decide(step_of(hidden, rows, length), tree, logp)[0]
         assert found.ge(exact).all(), "the exact rule is OR-ed"
         stopped = exact == column
         assert bool(stopped.any()) and bool((found[stopped] > column).all())
@@ -105,20 +104,20 @@ def test_the_draft_itself_is_judged():
 
 def test_a_draft_without_a_hidden_state_is_judged_by_the_exact_rule():
     rows, length = 60, 3
-    proposal, drafted, logp = drafts(rows, length, 1)
+    tree, logp = drafts(rows, length, 1)
     judge = Judge(0.5, probe=probe_of([0.0, 0.0, 0.0, 0.0], 5.0))
     hidden = torch.zeros(rows, length, 1)  # of no column behind the last draft
-    found = judge.decide(step_of(hidden, rows, length), proposal, drafted, logp)[0]
+    found = judge.decide(step_of(hidden, rows, length), tree, logp)[0]
     assert found.min() == length - 1 and 0 < (found == length).sum() < rows
 
 
 def test_an_impossible_draft_never_passes():
     rows, length = 60, 2
-    proposal, drafted, logp = drafts(rows, length, 2)
-    logp = logp.scatter(-1, proposal.tokens[..., None], -torch.inf)
+    tree, logp = drafts(rows, length, 2)
+    logp = logp.scatter(-1, tree.tokens[..., None], -torch.inf)
     judge = Judge(1.0, probe=probe_of([0.0, 0.0, 0.0, 0.0], 50.0))
     step = step_of(torch.zeros(rows, length + 1, 1), rows, length)
-    assert judge.decide(step, proposal, drafted, logp)[0].eq(0).all()
+    assert judge.decide(step, tree, logp)[0].eq(0).all()
 
 
 def test_the_probe_reads_state_log_p_maximum_and_entropy():
@@ -138,8 +137,8 @@ def committed(judge: Judge, logq: Tensor, logp: Tensor) -> Tensor:
         step = step_of(torch.zeros(rows, 2, 1), rows, 2, rng)
         on, logits = torch.ones(rows, 1, dtype=torch.bool), logq.expand(rows, 1, V)
         tokens = step.categorical(logits, "draft", on)
-        proposal = Proposal(tokens, torch.zeros_like(tokens), logits, logits > -torch.inf)
-        return judge.verify(step, proposal, on, logp.expand(rows, 2, V)).tokens[:, :1]
+        tree = Tree.chain(tokens, on, logits)
+        return judge.verify(step, tree, logp.expand(rows, 2, V)).tokens[:, :1]
 
     (found,) = enumerate_distribution(decode, 1)
     return torch.tensor([found.get((x,), 0.0) for x in range(V)], dtype=torch.float64)

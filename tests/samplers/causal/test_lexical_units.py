@@ -8,20 +8,25 @@ from constraint_bench import EXACT, WRONG, error
 from tabular import space_of
 
 from gen.core.registry import registry
-from gen.samplers.verifiers.base import POINT, ROW, Proposal, Token
-from gen.samplers.verifiers.relaxed.lexical_unit import LexicalUnit
+from gen.samplers.engine.tree import Tree
+from gen.samplers.verifiers.base import Token
+from gen.samplers.verifiers.relaxed.formulas import LexicalUnit
 
 relaxed_acceptance = registry.get("sampler", "relaxed_acceptance")
 Q = torch.tensor([[0.95, 0.05], [0.92, 0.08], [0.6, 0.4], [0.99, 0.01]]).double()
 P = torch.tensor([[0.1, 0.9], [0.0, 1.0], [0.3, 0.7], [0.2, 0.8]]).double()
 
 
-def chances(relaxation: float, p: torch.Tensor = P, kind: int = ROW) -> list[float]:
+def drafts(logq: torch.Tensor | None, guessed: bool = False) -> Tree:
+    """A chain of four drafts of token 0."""
+    tokens, exists = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool)
+    return Tree.chain(tokens, exists, logq, guessed=torch.full_like(exists, guessed))
+
+
+def chances(relaxation: float, p: torch.Tensor = P, tree: Tree | None = None) -> list[float]:
     """Probabilities to accept four drafts of token 0."""
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    legal = torch.ones(1, 4, 2, dtype=torch.bool)
-    proposal = Proposal(tokens, torch.full_like(tokens, kind), Q.log()[None], legal)
-    return LexicalUnit(relaxation).chance(proposal, p.log()[None])[0].tolist()
+    tree = drafts(Q.log()[None]) if tree is None else tree
+    return LexicalUnit(relaxation).chance(tree, p.log()[None])[0].tolist()
 
 
 def exact(p: torch.Tensor = P) -> list[float]:
@@ -41,17 +46,16 @@ def test_a_token_that_the_target_leaves_out_is_not_committed():
 
 
 def test_a_draft_without_a_probability_is_verified():
-    assert chances(0.5, P, POINT) == pytest.approx(P[:, 0].tolist())
+    certain = torch.tensor([0.0, -torch.inf]).double().expand(1, 4, 2)
+    for tree in (drafts(None), drafts(certain, True)):
+        assert chances(0.5, P, tree) == pytest.approx(P[:, 0].tolist())
 
 
 def test_without_relaxation_every_draft_is_verified():
     assert chances(0.0) == pytest.approx(exact())
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    legal = torch.ones(1, 4, 2, dtype=torch.bool)
-    certain = torch.tensor([0.0, -torch.inf]).double().expand(1, 4, 2)
-    proposal = Proposal(tokens, torch.full_like(tokens, ROW), certain, legal)
-    strict = Token().chance(proposal, P.log()[None])
-    assert torch.equal(LexicalUnit(0.0).chance(proposal, P.log()[None]), strict)
+    certain = drafts(torch.tensor([0.0, -torch.inf]).double().expand(1, 4, 2))
+    strict = Token().chance(certain, P.log()[None])
+    assert torch.equal(LexicalUnit(0.0).chance(certain, P.log()[None]), strict)
 
 
 @pytest.mark.parametrize("relaxation", [0.0, 0.9])

@@ -17,7 +17,7 @@ from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_longspec import LongSpecKind, LongSpecOptions
 from gen.samplers.causal.drafters.longspec import LongSpecNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
 IDS, LENGTH, WRONG = 20, 9, 1e-3
@@ -48,7 +48,7 @@ def noted(shape: str) -> tuple[torch.nn.Module, list]:
     made = Chain(None, DEPTH) if shape == "chain" else made
     rule = registry.get("verifier", "recursive")().on(of.space, of.device)
     draws = "without_replacement" if shape == "tree" else "with_replacement"
-    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(of, nodes, made, draws, rule))
+    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(nodes, made, draws, rule))
     return net, nodes.seen
 
 

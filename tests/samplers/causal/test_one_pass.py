@@ -111,7 +111,7 @@ def flex_target(model: CausalLM, rows: int, length: int = LENGTH):
 def test_flexdraft_leaves_the_distribution_whatever_its_weights(model):
     def decode(rng, context):
         target, mask = flex_target(model, len(context))
-        return decode_causal(target, rng, OnePassDrafter(target, mask, 2, Token())).tokens
+        return decode_causal(target, rng, OnePassDrafter(mask, 2, Token())).tokens
 
     law = enumerate_distribution(decode, 1)[0]
     assert distance(law, law_of(model, "autoregressive")) < 1e-12
@@ -147,7 +147,7 @@ def test_keys_and_drafts_are_those_of_recomputation(kind):
     else:
         (target, mask), shift = flex_target(net, rows, length), 0
     network = target.model.model
-    drafter = OnePassDrafter(target, mask, depth, Token(), shift)
+    drafter = OnePassDrafter(mask, depth, Token(), shift)
     drafter.nodes = drafter.groups = Noted(depth)
     drafter.groups.seen = []
     run = CausalRun(target, CounterRNG(range(rows)), drafter, False)

@@ -11,8 +11,7 @@ from tabular import space_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal import proactive
-from gen.samplers.causal.proactive import num_siblings
+from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
 
 jacobi = registry.get("sampler", "speculative_jacobi")
 GUIDED = SamplingParams(guidance_scale=2.0)
@@ -39,11 +38,16 @@ def test_a_tree_keeps_the_distribution(sampler, space, sampling):
 
 
 def test_control_siblings_that_are_judged_as_if_drawn_with_replacement(monkeypatch):
-    without = proactive.without
-    monkeypatch.setattr(proactive, "without", lambda q, ids: q)
-    assert error(tree(), space_of((2,), 3)) > WRONG
-    monkeypatch.setattr(proactive, "without", without)
+    true = ProactiveDrafter._with_siblings
+
+    def replaced(self, step):
+        tree = true(self, step)
+        tree.logq[:, 1] = tree.logq[:, 0]  # both are children of the root
+        return tree
+
     assert error(tree(), space_of((2,), 3)) < EXACT
+    monkeypatch.setattr(ProactiveDrafter, "_with_siblings", replaced)
+    assert error(tree(), space_of((2,), 3)) > WRONG
 
 
 def test_a_tree_saves_forward_passes():

@@ -18,7 +18,8 @@ from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, PositionVerifier, Proposal, Token
+from gen.samplers.engine.tree import Tree
+from gen.samplers.verifiers.base import PositionVerifier, Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -55,6 +56,7 @@ def with_codes(space: TokenSpace) -> TokenSpace:
 
 
 V, MANY = 6, 60
+ROW, UNIFORM, POINT = range(3)  # drawn by a model, uniform, and chosen
 CODES = torch.tensor([[0.0, 0], [1, 0], [0, 2], [3, 1], [3, 3], [9, 9]])
 
 
@@ -82,6 +84,13 @@ def drafts_distribution(kind: int, q: Tensor, legal: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(torch.arange(MANY) % V, V)[:, None].double().log()
 
 
+def drafts(tokens: Tensor, logq: Tensor, kind: int) -> Tree:
+    """Chains of one draft of a kind [n, 1], from distributions [n, 1, V]."""
+    exists = torch.ones_like(tokens, dtype=torch.bool)
+    guessed = torch.full_like(exists, kind != ROW)
+    return Tree.chain(tokens, exists, None if kind == POINT else logq, guessed=guessed)
+
+
 def step_distribution(
     verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int
 ) -> tuple[Tensor, Tensor]:
@@ -95,8 +104,7 @@ def step_distribution(
         on = torch.ones(len(case), 1, dtype=torch.bool)
         step = StepContext(rng, n, zero, zero, zero[:, None], on)
         tokens = step.categorical(source[case], "draft", on)
-        proposal = Proposal(tokens, torch.full_like(tokens, kind), q[case], legal[case])
-        return verifier.verify(step, proposal, on, p[case]).tokens
+        return verifier.verify(step, drafts(tokens, source[case], kind), p[case]).tokens
 
     out = torch.zeros(MANY, V, dtype=torch.float64)
     for case, sampling in enumerate(enumerate_distribution(decode, MANY)):
@@ -144,12 +152,11 @@ def test_a_step_is_no_further_from_the_distribution_than_the_bound(name, kind):
 def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> float:
     """How far the error of a step is from sum (q f - p)+, the least that any residual reaches; f as
     it is for every id."""
-    legal = (torch.arange(MANY)[:, None, None] + torch.arange(V)) % 4 > 0
     found, source = step_distribution(rule, p, q, kind)
     excess = torch.zeros(MANY, dtype=torch.float64)
     for x in range(V):
         tokens = torch.full((MANY, 1), x)
-        f = rule.acceptance(Proposal(tokens, torch.full_like(tokens, kind), q, legal), p)[:, 0]
+        f = rule.acceptance(drafts(tokens, source, kind), p)[:, 0]
         mass = source[:, 0, x].exp()
         excess += torch.where(mass > 0, mass * f - p[:, 0, x].exp(), 0).clamp_min(0)
     return float((total_variation(found, p[:, 0].exp()) - excess).abs().max())
@@ -173,12 +180,12 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
     """What releases of this method do at a rejection: the draft's neighbours are ruled out as
     well."""
 
-    def residual(self, proposal, logp):
-        rest = PositionVerifier.residual(self, proposal, logp).exp()
-        near = lantern.nearest_codes(self.codebook, 2)[proposal.tokens]
+    def residual_at(self, tree, logp, column):
+        rest = PositionVerifier.residual_at(self, tree, logp, column).exp()
+        near = lantern.nearest_codes(self.codebook, 2)[tree.tokens[:, 0]]  # of the one draft
         return (rest.scatter(-1, near, 0.0) + 1e-300).log()
 
-    monkeypatch.setattr(lantern.Lantern, "residual", residual)
+    monkeypatch.setattr(lantern.Lantern, "residual_at", residual_at)
     p, q = distributions(0)
     beyond = []
     for rule in rules("lantern"):
@@ -200,13 +207,8 @@ def test_where_the_distributions_are_equal_everything_is_accepted_and_the_distri
 
 
 def credited(rule, p: list[float], x: int, q: list[float] | None = None) -> float:
-    proposal = Proposal(
-        torch.tensor([[x]]),
-        torch.tensor([[ROW]]),
-        torch.tensor([[q or p]]).double().log(),
-        torch.ones(1, 1, len(p), dtype=torch.bool),
-    )
-    return float(rule.credit(proposal, torch.tensor([[p]]).double().log()).exp())
+    draft = drafts(torch.tensor([[x]]), torch.tensor([[q or p]]).double().log(), ROW)
+    return float(rule.credit(draft, torch.tensor([[p]]).double().log()).exp())
 
 
 def test_what_a_draft_is_credited_with():
@@ -363,11 +365,11 @@ class NeverTheFirst(Token):
         self.reject = True
         return out
 
-    def residual(self, proposal, logp):
+    def residual(self, logq, logp):
         if self.reject:
             self.reject = False
             return logp
-        return super().residual(proposal, logp)
+        return super().residual(logq, logp)
 
 
 def never_the_first(coupling: str) -> float:
@@ -378,7 +380,8 @@ def never_the_first(coupling: str) -> float:
         init = registry.get("initialiser", "uniform")()
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
-        return decode_causal(target, rng, JacobiDrafter(3, part, init, space, target.legal)).tokens
+        drafter = JacobiDrafter(3, part, init, space, target.legal, dtype=torch.float64)
+        return decode_causal(target, rng, drafter).tokens
 
     found = enumerate_distribution(decode, CONTEXTS)
     return max(

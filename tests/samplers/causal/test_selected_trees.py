@@ -37,6 +37,7 @@ from gen.recipes.tree_selector import (
 )
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
     FEATURES,
@@ -47,7 +48,6 @@ from gen.samplers.causal.shapes.selected import (
     facts_of,
     times_of,
 )
-from gen.samplers.engine.tree import TreeBuilder
 
 ACTIONS = ((1, 0, 0), (2, 0, 0), (0, 2, 1), (1, 2, 1), (0, 2, 2))
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
@@ -137,10 +137,8 @@ def test_control_a_tree_that_drops_what_the_target_would_reject(selector, monkey
 
     def wrong(self, step, tree, logp):
         row = torch.arange(len(logp))[:, None]
-        at = tree.parents + 1
-        ids = tree.tokens[..., None]
-        p, q = (x[row, at].gather(-1, ids)[..., 0] for x in (logp, tree.logq.to(logp.dtype)))
-        tree.exists = tree.exists & (p >= q)
+        p = logp[row, tree.parents + 1].gather(-1, tree.tokens[..., None])[..., 0]
+        tree.exists = tree.exists & (p >= tree.log_mass())
         return judge(self, step, tree, logp)
 
     monkeypatch.setattr(NodeDrafter, "_judge", wrong)

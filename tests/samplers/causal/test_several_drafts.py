@@ -17,7 +17,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.jobs.pins import named_models
-from gen.samplers.engine.tree import Tree
+from gen.samplers.causal.shapes.builder import TreeBuilder
 
 speculative = registry.get("sampler", "speculative")
 PLAIN, GUIDED = SamplingParams(), SamplingParams(guidance_scale=2.0)
@@ -55,6 +55,7 @@ def recursive(**params):
     return speculative(**{**PATHS, "verifier": "recursive", **params})
 
 
+@pytest.mark.parametrize("verifier", ["recursive", "traversal"])
 @pytest.mark.parametrize(
     ("space", "sampling"),
     [
@@ -63,8 +64,8 @@ def recursive(**params):
         pytest.param(with_end(3, 3), PLAIN, id="texts that end"),
     ],
 )
-def test_drafts_of_two_models_keep_the_distribution(space, sampling):
-    assert error(recursive(), space, sampling) < EXACT
+def test_drafts_of_two_models_keep_the_distribution(space, sampling, verifier):
+    assert error(recursive(verifier=verifier), space, sampling) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -79,16 +80,23 @@ def test_paths_of_two_models_keep_the_distribution(params):
     assert error(recursive(**params), space_of((3,), 3)) < EXACT
 
 
-def test_control_the_distribution_of_the_other_model(monkeypatch):
+@pytest.mark.parametrize("verifier", ["recursive", "traversal"])
+def test_control_the_distribution_of_the_other_model(monkeypatch, verifier):
     """Judging every sibling against the first model's distribution is wrong, and seen."""
 
-    def of_the_first(self, column):
-        return self.logq[torch.arange(len(self.logq)), self.parents[:, column] + 1]
+    finish = TreeBuilder.finish
+
+    def of_the_first(self):
+        tree = finish(self)
+        tree.logq = tree.logq.clone()
+        tree.logq[:, 1] = tree.logq[:, 0]  # both are children of the root
+        return tree
 
     short = space_of((2,), 3)
-    assert error(recursive(), short) < EXACT
-    monkeypatch.setattr(Tree, "drawn_from", of_the_first)
-    assert error(recursive(), short) > WRONG
+    sampler = recursive(verifier=verifier)
+    assert error(sampler, short) < EXACT
+    monkeypatch.setattr(TreeBuilder, "finish", of_the_first)
+    assert error(sampler, short) > WRONG
 
 
 def run(sampler, space=LONG, sampling=GUIDED, count=2, rows=20):
@@ -161,7 +169,6 @@ def test_rows_do_not_depend_on_the_batch():
     ("params", "words"),
     [
         ({"verifier": "k_seq"}, "sampler.verifier is 'k_seq'; expected follow or greedy or"),
-        ({"verifier": "traversal"}, "expected follow or greedy or recursive"),
         ({"shape": "branching"}, "sampler.shape is 'branching'; expected paths"),
         ({"trunk": 1}, "sampler.trunk is 1; expected 0"),
         ({"draft_model": "a,b,c"}, "sampler.paths is 2; expected at least 3"),

@@ -21,8 +21,9 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.engine.step_context import StepContext
+from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers import base as verifiers
-from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, Token
+from gen.samplers.verifiers.base import Block, Token
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
@@ -149,7 +150,7 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
         "decide",
         lambda *args, _true=Block.decide: (
             _true(*args)[0],
-            lambda column: Token().residual_at(args[2], args[4], column),
+            lambda column: Token().residual_at(args[2], args[3], column),
         ),
     )
     assert (
@@ -241,12 +242,11 @@ def test_chains_of_one_draft_are_judged_alike_whatever_distribution_it_came_from
     step = StepContext(
         CounterRNG(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
     )
-    for kind in (ROW, UNIFORM, POINT):
-        tokens = step.categorical(q if kind == ROW else q * 0, "draft", drafted)
-        proposal = Proposal(
-            tokens, torch.full((300, 1), kind), q, torch.ones(300, 1, 6, dtype=torch.bool)
-        )
-        one, other = (v.verify(step, proposal, drafted, p) for v in (Token(), Block()))
+    uniform = (q * 0).log_softmax(-1)
+    for drawn_from, logq in ((q, q), (uniform, uniform), (uniform, None)):
+        tokens = step.categorical(drawn_from, "draft", drafted)
+        drafts = Tree.chain(tokens, drafted, logq)
+        one, other = (v.verify(step, drafts, p) for v in (Token(), Block()))
         assert torch.equal(one.num_accepted, other.num_accepted)
         assert torch.equal(one.tokens, other.tokens) and 0 < int(one.num_accepted.sum()) < 300
 
@@ -388,9 +388,9 @@ def test_mistakes_are_named_in_one_line():
 def test_the_harness_sees_a_coin_that_is_thrown_twice(monkeypatch):
     """Both verifiers ask for each coin once; one that asked again would be told."""
 
-    def decide(self, step, proposal, drafted, logp, _true=verifiers.PositionVerifier.decide):
-        _true(self, step, proposal, drafted, logp)
-        return _true(self, step, proposal, drafted, logp)
+    def decide(self, step, drafts, logp, _true=verifiers.PositionVerifier.decide):
+        _true(self, step, drafts, logp)
+        return _true(self, step, drafts, logp)
 
     monkeypatch.setattr(verifiers.PositionVerifier, "decide", decide)
     sampling, space = SamplingParams(), space_of((3,), 3)

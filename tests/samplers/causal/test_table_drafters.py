@@ -24,8 +24,8 @@ from gen.recipes.common.draft_table import count
 from gen.samplers.causal.drafters.context import NONE, Context, Text, prompt_tokens
 from gen.samplers.causal.drafters.suffix import SuffixNodes
 from gen.samplers.causal.drafters.trimmed import read_table, write_table
+from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import TreeBuilder
 
 # prompts of the closed-form models say tokens of their outputs
 WORDS = torch.full((23,), NONE)

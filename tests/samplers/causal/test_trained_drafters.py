@@ -36,7 +36,7 @@ from gen.samplers.causal.drafters.exit import exit_layer, exit_model
 from gen.samplers.causal.drafters.head_networks import MedusaHeads
 from gen.samplers.causal.drafters.heads import HeadNodes, projection
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -155,7 +155,7 @@ def noted(name: str, shape: str) -> list:
     made = Chain(None, 4) if shape == "chain" else made
     rule = registry.get("verifier", "recursive")().on(of.space, of.device)
     draws = "without_replacement" if shape == "tree" else "with_replacement"
-    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(of, nodes, made, draws, rule))
+    decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(nodes, made, draws, rule))
     return [(net, *one) for one in nodes.seen]
 
 
@@ -255,7 +255,7 @@ def passes_with_an_oracle(shift: int, length: int = 14) -> int:
     of = target(length, 20, VARIED, (0,))
     nodes = HeadNodes(of, Oracle(projection(of, "medusa"), states, tokens, shift), (LAST,))
     rule = registry.get("verifier", "follow")()
-    drafter = NodeDrafter(of, nodes, Chain(None, DEPTH), "ranks", rule)
+    drafter = NodeDrafter(nodes, Chain(None, DEPTH), "ranks", rule)
     out = decode_causal(of, CounterRNG([3]), drafter)
     assert torch.equal(out.tokens[0], tokens)
     return out.stats[0].nfe

@@ -26,7 +26,7 @@ from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.branching import Branching
+from gen.samplers.causal.shapes.static import Branching
 from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.follow import Follow
 from gen.samplers.verifiers.tree import TreeVerifier, node
@@ -125,25 +125,26 @@ def test_control_siblings_without_replacement_are_not_independent(verifier, monk
     sampler = speculative(verifier=verifier, **TREE)
     make = NodeDrafter.__init__
 
-    def without(self, target, nodes, shape, draws, rule):
-        make(self, target, nodes, shape, WITHOUT_REPLACEMENT, rule)
+    def without(self, nodes, shape, draws, rule):
+        make(self, nodes, shape, WITHOUT_REPLACEMENT, rule)
+
+    def independent(tree):  # the second of two siblings is claimed to be drawn as the first
+        tree.logq = tree.logq[:, [0, 0, *range(2, 4)]]
 
     monkeypatch.setattr(NodeDrafter, "__init__", without)
-    spoil(monkeypatch, lambda tree: setattr(tree, "draws", WITH_REPLACEMENT))
+    spoil(monkeypatch, independent)
     assert error(sampler, SHORT) > WRONG
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
 def test_control_the_draft_distribution_of_another_node(verifier, monkeypatch):
-    spoil(monkeypatch, lambda tree: setattr(tree, "logq", tree.logq[:, [1, 0, 2, *range(3, 5)]]))
+    spoil(monkeypatch, lambda tree: setattr(tree, "logq", tree.logq[:, [2, 2, 0, 0]]))
     assert error(speculative(verifier=verifier, **TREE), SHORT) > WRONG
 
 
 def drop_unlikely(tree):
     """Drop drafts whose value turned out unlikely, with all that follows them."""
-    row = torch.arange(len(tree.tokens))[:, None]
-    mass = tree.logq[row, tree.parents + 1].gather(-1, tree.tokens[..., None])[..., 0]
-    tree.exists = tree.exists & (mass > -1.0)
+    tree.exists = tree.exists & (tree.log_mass() > -1.0)
     for column in range(tree.tokens.shape[1]):
         above = tree.parents[:, column, None]
         there = tree.exists.gather(1, above.clamp_min(0)) | (above < 0)
@@ -162,8 +163,8 @@ class DrawPerChild(Follow):
     guarantee = "same_distribution"
     draws = (WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
 
-    def verify_tree(self, step, tree, logp):
-        return TreeVerifier.verify_tree(self, step, tree, logp)
+    def verify(self, step, tree, logp):
+        return TreeVerifier.verify(self, step, tree, logp)
 
     def walk(self, step, tree, logp):
         at = torch.full_like(step.start, -1)

@@ -1,0 +1,211 @@
+"""Builder of trees: shapes add children to nodes, whose distributions a drafter gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.sampling_params import has_no_distribution
+from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.tree import (
+    NOTHING_DRAWN,
+    POSITION,
+    RANKS,
+    WITH_REPLACEMENT,
+    Tree,
+    node_positions,
+    point,
+    without,
+)
+
+
+class TreeBuilder:
+    """Tree of drafts that grows column by column.
+
+    A distribution that is -inf everywhere has no children: the source knows nothing there.
+
+    Args:
+        step: context of the step.
+        tokens: committed tokens of the rows, long [b, T].
+        source: distributions of the nodes.
+        draws: how siblings are drawn, one of ``DRAWS``.
+        is_chain: whether every node gets one child.
+
+    Attributes:
+        tree: drafts so far; their ``logq`` once they are finished.
+        rest: distribution of the next child of the root, as each of M draft models sees it, and of
+            each draft: [b, M + n, V].
+        passes: times that each row asked the source, long [b]. A row counts what it would need
+            alone: what the source said because other rows asked counts once the row needs it.
+    """
+
+    def __init__(
+        self,
+        step: CausalStep,
+        tokens: Tensor,
+        source: Nodes,
+        draws: str,
+        is_chain: bool = False,
+    ):
+        self.step, self.source, self.draws = step, source, draws
+        self.on_host = tokens.device.type == "cpu"
+        # deepest draft of each row, plus one: none behind the end of a block that a row stops at
+        self.room = to_device(step.room, tokens.device)
+        none = tokens[:, :0].long()
+        no = none.bool()
+        self.tree = Tree(none, no, none, none, is_chain=is_chain, failed=no)
+        self.rest = source.begin(step, tokens).clone()
+        self.num_models = self.rest.shape[1]
+        self._failed = has_no_distribution(self.rest)  # nodes without one, bool [b, M + n]
+        self._drawn: list[Tensor] = []  # what the columns were drawn from, [b, n, V] each
+        self._asked = 0  # drafts whose own distribution is known
+        self._alone = torch.zeros_like(step.start)  # drafts of which each row asked that
+        self.passes = (self.room > 1).long()
+
+    @property
+    def size(self) -> int:
+        """Drafts so far."""
+        return self.tree.tokens.shape[1]
+
+    @property
+    def most_depth(self) -> int:
+        """Most drafts that any row has room for."""
+        return self.step.positions.shape[1] - 1
+
+    def columns(self, columns: Sequence[int]) -> Tensor:
+        """Return the same columns for every row, long [b, n]."""
+        row = to_device(np.array(columns, dtype=np.int64), self.rest.device)
+        return row.expand(len(self.rest), -1)
+
+    def next_logq(self, parents: Tensor) -> Tensor:
+        """Return the log-probabilities [b, n, V] of the next children of nodes, long [b, n]; -1 - m
+        is the root as the draft model m sees it."""
+        row = torch.arange(len(parents), device=parents.device)[:, None]
+        return self.rest[row, parents + self.num_models]
+
+    def keep(self, columns: Tensor) -> None:
+        """Keep some drafts, long [b, n], with all their ancestors; only where none is random."""
+        assert self.draws == RANKS, "a random draft stays once its value is known"
+        self.tree = self.finish().select(columns)
+
+    def compact(self, most: int) -> None:
+        """Drop drafts that a row does not have, where no row has more than ``most``."""
+        if self.size > most:
+            order = torch.argsort((~self.tree.exists).byte(), dim=1, stable=True)[:, :most]
+            self.tree = self.finish().select(order.sort(1).values)
+
+    def finish(self) -> Tree:
+        """Return the tree with the distributions of its columns."""
+        if self._drawn:
+            self.tree.logq, self._drawn = torch.cat(self._drawn, 1), []
+        return self.tree
+
+    def expand(self) -> None:
+        """Ask the source for the distributions after the newest drafts, in one forward pass."""
+        if self._asked < self.size:
+            newest = self.tree.exists[:, self._asked :]
+            if self.tree.is_chain:  # alone, a row's chain ends where it has no more room
+                newest = newest & (self.tree.depth[:, self._asked :] + 1 < self.room[:, None])
+            self._count(newest.any(1))
+            self._ask()
+
+    def expand_for(self, nodes: Tensor) -> None:
+        """Ask the source where rows need the distribution of a draft that nobody asked for.
+
+        Args:
+            nodes: the node that each row needs, long [b, 1]; -1 for the root.
+        """
+        if self.size:
+            column = nodes.clamp_min(0)
+            exists = _taken(self.tree.exists, column)[:, 0]
+            self._count((nodes[:, 0] >= self._alone) & exists)
+            if self._asked < self.size and may_be_any(nodes >= self._asked):
+                self._ask()
+
+    def _count(self, needed: Tensor) -> None:
+        self.passes = self.passes + needed
+        self._alone = torch.where(needed, self.size, self._alone)
+
+    def _ask(self) -> None:
+        logq = self.source.extend(self.step, self.tree, self._asked)
+        self.rest, self._asked = torch.cat([self.rest, logq], 1), self.size
+        self._failed = torch.cat([self._failed, has_no_distribution(logq)], 1)
+
+    def withhold_top(self, parents: Tensor, count: int) -> Tensor:
+        """Take the most probable children out of the distributions at some nodes.
+
+        Args:
+            parents: columns of the nodes, -1 for the root, long [b, n].
+            count: children to take out.
+
+        Returns:
+            The children, long [b, n, count].
+        """
+        top = self.next_logq(parents).topk(count, -1).indices
+        everywhere = torch.ones_like(parents, dtype=torch.bool)
+        for rank in range(count):
+            self._remove(parents, self.next_logq(parents), top[..., rank], everywhere)
+        return top
+
+    def add(
+        self, parents: Tensor, chosen: Tensor | None = None, active: Tensor | None = None
+    ) -> Tensor:
+        """Add one child to each of n different nodes of every row.
+
+        Args:
+            parents: columns of the nodes, -1 for the root, long [b, n]; -1 - m for the root as the
+                draft model m sees it.
+            chosen: the children, long [b, n]; None to draw them.
+            active: nodes that get a child, bool [b, n]; None for all.
+
+        Returns:
+            Log-probabilities of the children among what their earlier siblings left, [b, n].
+        """
+        tree = self.tree
+        assert not may_be_any(parents >= self._asked) or not self.on_host, "expand comes first"
+        above = parents.clamp_min(0)
+        depth = torch.where(parents < 0, 0, _taken(tree.depth, above)) + 1
+        exists = (parents < 0) | _taken(tree.exists, above)
+        rest = self.next_logq(parents)
+        exists = exists & (depth < self.room[:, None]) & ~rest.isneginf().all(-1)
+        exists = exists if active is None else exists & active
+        failed = exists & self._failed.gather(1, parents + self.num_models)
+        if chosen is not None:
+            ids = chosen
+        elif self.draws == RANKS:
+            ids = rest.argmax(-1)
+        else:
+            ids = self._draw(rest, depth, exists)
+        logmass = rest.gather(-1, ids[..., None])[..., 0]
+        if self.draws not in NOTHING_DRAWN:
+            self._drawn.append(rest if chosen is None else point(rest, ids))
+        if chosen is None and self.draws != WITH_REPLACEMENT:
+            self._remove(parents, rest, ids, exists)
+        columns = {"tokens": ids, "parents": parents.clamp_min(-1), "depth": depth}
+        for name, new in {**columns, "exists": exists, "failed": failed}.items():
+            setattr(tree, name, torch.cat([vars(tree)[name], new], 1))
+        return logmass
+
+    def _draw(self, rest: Tensor, depth: Tensor, exists: Tensor) -> Tensor:
+        step = self.step
+        if self.draws == POSITION:
+            at = step.start[:, None] + depth - 1
+            return step.rng.categorical(rest, step.rows, at, "token", None, exists)
+        at = node_positions(step, depth, self.size)
+        return step.rng.categorical(rest, step.rows, at, "draft", step.round, exists)
+
+    def _remove(self, parents: Tensor, logq: Tensor, ids: Tensor, where: Tensor) -> None:
+        """Take children, long [b, n], out of the distributions ``logq`` at their parents."""
+        row = torch.arange(len(parents), device=parents.device)[:, None]
+        rest = torch.where(where[..., None], without(logq, ids), logq)
+        self.rest[row, parents + self.num_models] = rest
+
+
+def _taken(x: Tensor, columns: Tensor) -> Tensor:
+    """Take columns [b, n] of x [b, L]; zeros where there is no column at all."""
+    return x.gather(1, columns) if x.shape[1] else torch.zeros_like(columns, dtype=x.dtype)
