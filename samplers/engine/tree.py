@@ -163,7 +163,7 @@ def without(logq: Tensor, ids: Tensor) -> Tensor:
     """
     rest = logq.scatter(-1, ids[..., None], -torch.inf)
     total = rest.logsumexp(-1, keepdim=True)
-    return torch.where(total.isneginf(), -torch.inf, rest - total)
+    return rest.sub_(total.masked_fill_(total.isneginf(), 0.0))
 
 
 def node_positions(step: StepContext, depth: Tensor, columns: Tensor | int) -> Tensor:

@@ -42,22 +42,27 @@ class SuperposedNodes(ModelNodes):
         draft.require_superposition("the drafter superposed")
 
     def begin(self, step, tokens):
-        self.logq = super().begin(step, tokens)  # of the root and of each draft, [b, n + 1, V]
-        return self.logq
+        first = super().begin(step, tokens)
+        self.logq = [first]  # of the root and of the drafts, [b, n, V] each
+        return first
 
     def extend(self, step, tree, first):
-        log_path = path_logprobs(tree, self.logq)
+        log_path = path_logprobs(tree, torch.cat(self.logq, 1))
         new = tree.exists[:, first:]
         depths = torch.where(new, tree.depth[:, first:], 0)
-        found = self.logq.new_full((*new.shape, self.logq.shape[-1]), -torch.inf)
+        found = log_path.new_full((*new.shape, self.logq[0].shape[-1]), -torch.inf)
         for depth in range(1, int(depths.max()) + 1) if depths.numel() else ():
             asked = depths == depth
             if not bool(asked.any()):
                 continue
             logprobs = self._predict(step, tree, log_path, depth)
             found = torch.where(asked[..., None], logprobs, found)
-        self.logq = torch.cat([self.logq, found], 1)
+        self.logq.append(found)
         return found
+
+    def count_passes(self, step, passes):
+        super().count_passes(step, passes)
+        del self.logq  # nobody asks any more
 
     def _predict(self, step: CausalStep, tree: Tree, log_path: Tensor, depth: int) -> Tensor:
         """Return the distribution [b, 1, V] behind the mixture of the drafts of a depth."""

@@ -100,8 +100,9 @@ class TreeBuilder:
             self.tree = self.finish().select(order.sort(1).values)
 
     def finish(self) -> Tree:
-        """Return the tree with the distributions of its columns."""
+        """Return the tree with the distributions of its columns; it grows no more."""
         if self._drawn:
+            del self.rest
             self.tree.logq, self._drawn = torch.cat(self._drawn, 1), []
         return self.tree
 
