@@ -14,6 +14,7 @@ a q wrongly changes the distribution of what is committed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,11 +60,10 @@ class Tree:
     guessed: Tensor | None = None
     failed: Tensor | None = None
 
-    @classmethod
-    def chain(cls, tokens: Tensor, exists: Tensor, logq: Tensor | None, **more: Tensor) -> Tree:
+    @staticmethod
+    def chain(tokens: Tensor, exists: Tensor, logq: Tensor | None, **more: Tensor) -> Tree:
         """Make the tree whose columns follow each other; its first few exist."""
-        column = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        return cls(tokens, exists, column - 1, column + 1, logq, True, **more)
+        return _Chain(tokens, exists, logq, **more)
 
     def log_mass(self) -> Tensor:
         """Look up log q of the drafts themselves, [b, L]."""
@@ -138,6 +138,27 @@ class Tree:
         """Look up the depth of a draft of each row, long [b]; -1, the root, has depth 0."""
         depth = self.depth.gather(1, column.clamp_min(0)[:, None])[:, 0]
         return torch.where(column < 0, 0, depth)
+
+
+class _Chain(Tree):
+    """Chain of drafts; parents and depths are made when something asks for them."""
+
+    def __init__(self, tokens: Tensor, exists: Tensor, logq: Tensor | None, **more: Tensor):
+        self.tokens, self.exists, self.logq, self.is_chain = tokens, exists, logq, True
+        self.guessed, self.failed = more.get("guessed"), more.get("failed")
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        length = self.tokens.shape[1]
+        return torch.arange(length, device=self.tokens.device).expand(len(self.tokens), -1)
+
+    @cached_property
+    def parents(self) -> Tensor:
+        return self._columns - 1
+
+    @cached_property
+    def depth(self) -> Tensor:
+        return self._columns + 1
 
 
 def columns_of(x: Tensor, columns: slice | Tensor) -> Tensor:

@@ -69,7 +69,9 @@ def _drawn(entering: Entering, purpose: str) -> Tensor:
 def _uniform(legal: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the logarithm of uniform distributions [b, n, V], or of all positions [1, 1, V]."""
     some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
-    return some.to(dtype).log().log_softmax(-1)
+    # the logarithm of true and false is a float32 by itself, in one kernel
+    logs = some.log() if dtype == torch.float32 else some.to(dtype).log()
+    return logs.log_softmax(-1)
 
 
 def _copy(entering: Entering, back: int) -> Tensor:
