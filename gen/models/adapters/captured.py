@@ -201,9 +201,8 @@ class StaticSlots(SlotCache):
         if kept and len(kept[0][1]) > self.memory.rows:
             self._return()
             self._borrow(len(kept[0][1]))
-            if self._branch_slots < kept[0][1].shape[1] - self.slots:
-                self._memory.grow(kept[0][1].shape[1] - self.slots)
-                self._branch_slots = self._memory.branch_slots
+            self.memory.grow(kept[0][1].shape[1] - self.slots)
+            self._branch_slots = self.memory.branch_slots
         for layer, keys, values in kept:
             self.memory.of_layer(layer.number, keys, values)
             layer.lie_in_memory(len(keys))
