@@ -8,6 +8,7 @@ import pytest
 import torch
 from families import WRITERS
 from peft_folders import loaded, write_adapters
+from ragged_prompts import T, V, decode_ragged
 from recording import TraceRecorder, recorded
 from small_llama import small_llama
 
@@ -23,7 +24,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.passes import one_of
 
-V, T, ROWS = 24, 16, 5
+ROWS = 5
 JACOBI = {"name": "speculative_jacobi", "window": 6}
 MASKED = ["maskgit", "halton", "freedave", "fast_dllm"]
 QUICK = ["autoregressive", JACOBI, "sjd_pac", "suffix", "token_recycling"]  # the last three: trees
@@ -31,22 +32,10 @@ GROWING = ["suffix"]  # whose trees grow, and their memory once
 
 
 def decode(net, spec, captured: Captured | None, rows: int = ROWS, seed: int = 0):
-    """Decode rows whose prompts have different lengths, which end after different passes."""
-    sampler, sampling = resolve_sampler(spec, {"guidance_scale": 2.0})
     adapter = CausalLM(net)
     if captured is not None:
         captured_forward(adapter, captured)
-    prompt = (torch.arange(rows * 4).view(rows, 4) + seed) % V
-    target = CausalTarget(
-        adapter,
-        prompt,
-        TokenSpace.codes((T,), 16, V),
-        sampling,
-        prompt.flip(1),
-        torch.tensor([2, 4, 3, 4, 4])[:rows],
-        torch.tensor([4, 4, 2, 4, 3])[:rows],
-    )
-    return sampler(target, CounterRNG(range(rows)))
+    return decode_ragged(adapter, spec, rows, seed)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compiling import masked_rows, needs_compiler
+from ragged_prompts import T, V, decode_ragged
 from small_llama import small_llama
 from toyjob import Pipe, job, steady
 
@@ -30,7 +31,6 @@ from gen.pipeline import pipeline
 from gen.pipeline.pipeline import load
 from gen.store.ledger import read_rows
 
-V, T = 24, 16
 MASKED = ["halton", {"name": "fast_dllm", "cache": "dual"}]
 # Tracing takes seconds: networks have one layer, and the forwards of these are those of the first.
 JACOBI = {"name": "speculative_jacobi", "window": 4}
@@ -44,21 +44,10 @@ SPECS = [
 
 
 def decode(net, spec, backend: str | None, rows: int = 5):
-    sampler, sampling = resolve_sampler(spec, {"guidance_scale": 2.0})
-    prompt = torch.arange(rows * 4).view(rows, 4) % V
     adapter = CausalLM(net)
     if backend:
         compiled_forward(adapter, backend)
-    target = CausalTarget(
-        adapter,
-        prompt,
-        TokenSpace.codes((T,), 16, V),
-        sampling,
-        prompt.flip(1),
-        torch.tensor([2, 4, 3, 4, 4])[:rows],
-        torch.tensor([4, 4, 2, 4, 3])[:rows],
-    )
-    return sampler(target, CounterRNG(range(rows)))
+    return decode_ragged(adapter, spec, rows)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
