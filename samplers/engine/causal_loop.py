@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import unknown
@@ -29,6 +30,7 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
@@ -37,69 +39,11 @@ from gen.samplers.engine.outcome import Outcome, copy_to_host
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.slots import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
-from gen.samplers.engine.step_context import CausalStep, tree_positions
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
 
 # log-probabilities before temperature and filters, and hidden states of ``hidden_layers``
 RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")
-
-
-@dataclass
-class Draft:
-    """Proposed tokens of a step.
-
-    Attributes:
-        tokens: drafts [b, L(, C)]; L <= W of a chain, L < ``window`` of a tree.
-        exists: drafts that a row has, bool [b, L]; of a chain its first few.
-        failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
-        parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
-            committed token; None for a chain, whose parent is the column before.
-        num_drafts: number of drafts; the columns behind them are mask tokens, which give
-            distributions and are never accepted. None where all columns are drafts.
-        positions: grid positions at which the tokens stand, long [b, L], of a model whose
-            distribution at a column is about the column's own position, such as one at mask tokens.
-            Columns that a row has not come last. None means that every token stands before the
-            position that its column's distribution is about, by its depth.
-    """
-
-    tokens: Tensor
-    exists: Tensor
-    parents: Tensor | None = None
-    failed: Tensor | None = None
-    num_drafts: int | None = None
-    positions: Tensor | None = None
-
-
-@dataclass
-class Verdict:
-    """Outcome of verifying a draft.
-
-    Attributes:
-        num_accepted: accepted drafts, long [b]; with ``path``, columns whose keys are kept.
-        tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
-            follows them: the recovered token after a rejection, else the bonus token.
-        path: numbers of the accepted drafts of a tree, from the root on, long [b, L]; None for a
-            chain, whose accepted drafts are its first ones.
-        num_committed: tokens to commit, 0 or more, long [b], of a method that verifies no drafts;
-            None means the accepted drafts and the token that follows them.
-        columns: column of the forward pass that each token is from, long [b, W]; None means the
-            column with its number, or that of ``path``.
-    """
-
-    num_accepted: Tensor
-    tokens: Tensor
-    path: Tensor | None = None
-    num_committed: Tensor | None = None
-    columns: Tensor | None = None
-
-    @property
-    def last_column(self) -> Tensor:
-        """Columns of the pass that the last tokens were drawn behind, long [b]: 0 for the root."""
-        column = self.num_accepted
-        if self.path is None:
-            return column
-        last = self.path.gather(1, (column - 1).clamp_min(0)[:, None])[:, 0]
-        return torch.where(column > 0, last + 1, 0)
 
 
 class Drafter(RowOwner):
@@ -134,11 +78,12 @@ class Drafter(RowOwner):
         """
         raise NotImplementedError
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         """Accept drafts and say which token follows them.
 
         Args:
             step: context of the step.
+            draft: what ``propose`` returned.
             output: distributions of the step's W columns.
         """
         raise NotImplementedError
@@ -253,10 +198,11 @@ class CausalRun(SteppableRun):
         tokens, own = self.inputs(step, draft), {}
         if draft.positions is not None:
             own["own"] = step.valid & self.here(self.column > 0)
-        output = self.target.predict(tokens, step.positions, draft.parents, **own)
+        parents = None if draft.is_chain else draft.parents
+        output = self.target.predict(tokens, step.positions, parents, **own)
         step.hidden_states = output.hidden_states
         # 4. Accept drafts, and draw the recovered or the bonus token
-        verdict = self.drafter.verify(step, output)
+        verdict = self.drafter.verify(step, draft, output)
         self.commit_path(verdict)
         # 5. The one copy to the host, which decides about the course of the rows
         outcome = self.to_host(step, draft, verdict, output)
@@ -371,10 +317,10 @@ class CausalRun(SteppableRun):
         """
         if draft.positions is not None:
             positions = torch.cat([step.start[:, None], draft.positions], 1)
-        elif draft.parents is not None:
-            positions = tree_positions(step.start, draft.parents)
-        else:
+        elif draft.is_chain:
             return step
+        else:
+            positions = step.start[:, None] + F.pad(draft.depth, (1, 0))
         bound = self._bounds()
         bound = bound if isinstance(bound, int) else self.here(bound)[:, None]
         draft.exists = draft.exists & (positions[:, 1:] < bound)

@@ -23,9 +23,10 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.drafters.entry_layer import Entries, EntryLayer
 from gen.samplers.causal.drafters.trained import language_model
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.step_context import CausalStep
 
 
 class EntryNodes(Nodes):
