@@ -103,7 +103,7 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
                 self.verifier,
                 f"{exact}; relaxed ones belong to the sampler relaxed_acceptance",
             )
-        lacking = [name for name in source.params if name not in type(self).__dataclass_fields__]
+        lacking = [name for name in source.reads if name not in type(self).__dataclass_fields__]
         if lacking:
             raise bad_value(
                 "sampler.drafter",
@@ -248,7 +248,7 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
         else:
             shape = kind(params)
         shape.attach(self, target, draft)
-        nodes = source.nodes(self, target, draft)
+        nodes = source.of(self, target, draft)
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
             nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)

@@ -23,7 +23,7 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import ScopeParams, TableSource, TailNodes
+from gen.samplers.causal.drafters.tables import ScopeParams, TailNodes
 
 MOST_RECENT = 3  # occurrences with a bonus
 
@@ -43,8 +43,24 @@ class AdedParams(ScopeParams):
     kept_tokens: int = integer(12, least=1)
 
 
-class AdedNodes(TailNodes):
-    """Nodes weighted by tri-grams, or by pairs where there are none."""
+@method(
+    "aded",
+    about="searches the tri-grams of prompt and output for the most probable paths",
+    sampler="speculative",
+    params={
+        "drafter": "aded",
+        "shape": "best_first",
+        "draws": "ranks",
+        "verifier": "follow",
+        "nodes": 32,
+        "tree_depth": 4,
+    },
+    paper="2407.12021",
+    title="Adaptive Draft-Verification for Efficient Large Language Model Decoding",
+)
+@register("drafter", "aded", params=AdedParams)
+class Aded(TailNodes):
+    """Searches the tri-grams of prompt and output for the most probable paths."""
 
     num_tokens = 2
 
@@ -69,25 +85,3 @@ class AdedNodes(TailNodes):
         weights = weights + params.recency_bonus * recent
         top = weights.topk(min(params.kept_tokens, self.size), -1)
         return torch.zeros_like(weights).scatter(-1, top.indices, top.values)
-
-
-@method(
-    "aded",
-    about="searches the tri-grams of prompt and output for the most probable paths",
-    sampler="speculative",
-    params={
-        "drafter": "aded",
-        "shape": "best_first",
-        "draws": "ranks",
-        "verifier": "follow",
-        "nodes": 32,
-        "tree_depth": 4,
-    },
-    paper="2407.12021",
-    title="Adaptive Draft-Verification for Efficient Large Language Model Decoding",
-)
-@register("drafter", "aded", params=AdedParams)
-class Aded(TableSource):
-    """Searches the tri-grams of prompt and output for the most probable paths."""
-
-    nodes_type = AdedNodes

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.one_pass import mask_token
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.causal.drafters.trained import language_model
@@ -42,13 +41,13 @@ class DualNodes(ParallelNodes):
 
 
 @register("drafter", DUAL)
-class DualStream(DraftSource):
+class DualStream(DualNodes):
     """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
 
     needs_weights = True  # those of the target
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         if sampler.drafter_weights is not None:
             raise GenError(
                 f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter {DUAL} is"
@@ -58,4 +57,4 @@ class DualStream(DraftSource):
         mask = mask_token(target, DUAL)
         count = min(MOST, max(1, target.length - 1))
         masks = torch.full((count,), mask, device=target.device)
-        return DualNodes(draft_target(target, model), masks)
+        return cls(draft_target(target, model), masks)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
@@ -38,19 +37,19 @@ def drafted_params(sampling: SamplingParams, temperature: float | None) -> Sampl
     params={"drafter": "eagle"},
 )
 @register("drafter", "eagle")
-class Eagle(DraftSource):
+class Eagle(EntryNodes):
     """Drafts with a trained layer that reads the target's hidden states. Parameters:
     ``drafter_weights``, ``num_speculative_tokens``, ``draft_temperature``."""
 
-    params = ("drafter_weights",)
+    reads = ("drafter_weights",)
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         layer = EagleLayer(EagleShape(**facts.net))
         layer.load_state_dict(weights)
         layer = layer.to(target.device, next(iter(weights.values())).dtype).eval()
         sampling = drafted_params(target.sampling, sampler.draft_temperature)
-        return EntryNodes(target, KIND, layer, facts.layers, sampling)
+        return cls(target, KIND, layer, facts.layers, sampling)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.entry_layer import Entries, EntryLayer
 from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.draft import Verdict
@@ -29,7 +29,7 @@ from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 
 
-class EntryNodes(Nodes):
+class EntryNodes(DraftSource):
     """Distributions of a drafting layer.
 
     Args:

@@ -21,7 +21,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.base import ModelAdapter
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.head_networks import DraftHeads
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
@@ -54,7 +54,7 @@ def projection(target: CausalTarget, method: str) -> Tensor:
     return head[: target.legal.shape[-1]]
 
 
-class HeadNodes(Nodes):
+class HeadNodes(DraftSource):
     """Distributions of heads.
 
     Args:

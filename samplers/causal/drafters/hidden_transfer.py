@@ -30,7 +30,7 @@ from gen.models.adapters.masks import hide
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.draft import Draft, Verdict
@@ -80,7 +80,7 @@ def drafted_logits(model: SharedModel, states: Tensor) -> Tensor:
     return nn.functional.linear(hidden, head)
 
 
-class HiddenNodes(Nodes):
+class HiddenNodes(DraftSource):
     """Distributions of pseudo-states.
 
     Args:
@@ -176,14 +176,14 @@ class HiddenNodes(Nodes):
 
 
 @register("drafter", KIND)
-class Hidden(DraftSource):
+class Hidden(HiddenNodes):
     """Drafts with the target's upper layers, from states that trained maps make of one. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         maps = checked_load(maps_of(language_model(target, KIND), facts.net), weights, KIND)
-        return HiddenNodes(target, maps, int(facts.net["layer"]))
+        return cls(target, maps, int(facts.net["layer"]))

@@ -22,7 +22,6 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.entry_layer import EntryLayer
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
 from gen.samplers.causal.drafters.head_networks import hydra_of
@@ -33,16 +32,16 @@ KIND = "hydra"
 
 
 @register("drafter", KIND)
-class Hydra(DraftSource):
+class Hydra(HeadNodes):
     """Drafts with trained heads, which read the target's hidden states and the drafts before.
     Parameters: ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         net = checked_load(hydra_of(facts.net, projection(target, KIND)), weights, KIND)
         if isinstance(net, EntryLayer):
             return EntryNodes(target, KIND, net, facts.layers, unfiltered(target.sampling))
-        return HeadNodes(target, net, facts.layers)
+        return cls(target, net, facts.layers)

@@ -25,7 +25,6 @@ from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.prompt_lookup import CopyNodes
-from gen.samplers.causal.drafters.tables import TableSource
 from gen.samplers.engine.draft import RANKS
 
 
@@ -42,8 +41,19 @@ class CopyParams(Params):
     min_match: int = integer(1, least=1)
 
 
-class InputNodes(CopyNodes):
-    """Nodes that copy the prompt."""
+@method(
+    "aggressive",
+    about="copies the prompt, and goes on where the last tokens match it again",
+    sampler="speculative",
+    params={"drafter": "input_copy", "verifier": "follow", "num_speculative_tokens": 16},
+    paper="2106.04970",
+    title="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding",
+)
+@register("drafter", "input_copy", params=CopyParams)
+class InputCopy(CopyNodes):
+    """Copies the prompt, and goes on where the last tokens match it again."""
+
+    draws = (RANKS,)
 
     def __init__(self, target: CausalTarget, params: CopyParams):
         super().__init__(target)
@@ -73,20 +83,3 @@ class InputNodes(CopyNodes):
 
     def limit(self, text: Text) -> int:
         return text.own + self.context.prompts.shape[1]  # the output is no input
-
-
-@method(
-    "aggressive",
-    about="copies the prompt, and goes on where the last tokens match it again",
-    sampler="speculative",
-    params={"drafter": "input_copy", "verifier": "follow", "num_speculative_tokens": 16},
-    paper="2106.04970",
-    title="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding",
-)
-@register("drafter", "input_copy", params=CopyParams)
-class InputCopy(TableSource):
-    """Copies the prompt, and goes on where the last tokens match it again."""
-
-    draws = (RANKS,)
-
-    nodes_type = InputNodes

@@ -27,7 +27,7 @@ from gen.models.adapters.protocols import SharedModel
 from gen.models.load.locate import config_field
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 from gen.samplers.causal.drafters.trained import language_model, read_drafter, require_one_width
@@ -56,7 +56,7 @@ def layer_shape(model: SharedModel, inner: int, window: int) -> LongSpecShape:
     return LongSpecShape(width, heads, config.num_key_value_heads, dim, inner, window)
 
 
-class LongSpecNodes(Nodes):
+class LongSpecNodes(DraftSource):
     """Distributions of the layer.
 
     Args:
@@ -175,15 +175,15 @@ class LongSpecNodes(Nodes):
 
 
 @register("drafter", KIND)
-class LongSpec(DraftSource):
+class LongSpec(LongSpecNodes):
     """Drafts with a trained layer over a window and the target's own keys and values. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         layer = LongSpecLayer(LongSpecShape(**facts.net))
-        return LongSpecNodes(target, checked_load(layer, weights, KIND))
+        return cls(target, checked_load(layer, weights, KIND))

@@ -31,7 +31,7 @@ from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.trained import facts_of_model
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.causal.length_policies.policies import AutoLength
@@ -255,7 +255,7 @@ def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParam
     return dataclasses.replace(draft.sampling, guidance_scale=guidance)
 
 
-class ModelNodes(Nodes):
+class ModelNodes(DraftSource):
     """Distributions of a draft model.
 
     A tree is computed again whenever it has grown: the draft model's cache holds what is committed,
@@ -429,22 +429,22 @@ class ModelDrafted(DraftsWithModel, CausalSampler):
 
 
 @register("drafter", "model")
-class ModelDrafts(DraftSource):
+class ModelDrafts(ModelNodes):
     """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
     ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
 
     needs_draft_model = True
     is_model = True
-    width = "num_speculative_tokens"
+    size_param = "num_speculative_tokens"
 
     @classmethod
     def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
         return draft
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         draft = cls.draft_of(sampler, target, draft)
-        return ModelNodes(sampler.draft_target(target, draft))
+        return cls(sampler.draft_target(target, draft))
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gen.models.targets.base import StepOutput
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.causal_loop import Drafter
@@ -27,7 +27,7 @@ class NodeDrafter(Drafter):
         verifier: decides which drafts are accepted.
     """
 
-    def __init__(self, nodes: Nodes, shape: Shape, draws: str, verifier: Verifier):
+    def __init__(self, nodes: DraftSource, shape: Shape, draws: str, verifier: Verifier):
         self.nodes, self.shape, self.draws, self.verifier = nodes, shape, draws, verifier
         self.targets = tuple(nodes.targets)
         if nodes.hidden_layers:

@@ -37,7 +37,7 @@ from gen.core.registry import register
 from gen.models.load.locate import config_field
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.causal.shapes.static import Chain
@@ -49,7 +49,7 @@ from gen.samplers.verifiers.base import Verifier
 STREAMING = "streaming"
 
 
-class GroupNodes(Nodes):
+class GroupNodes(DraftSource):
     """Distributions of the next drafts, from the group of masks behind the accepted ones.
 
     Args:

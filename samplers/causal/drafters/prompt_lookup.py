@@ -21,7 +21,7 @@ from gen.core.params import Params, integer
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import TableNodes, TableSource
+from gen.samplers.causal.drafters.tables import TableNodes
 from gen.samplers.engine.draft import RANKS, Draft
 from gen.samplers.engine.step_context import CausalStep
 
@@ -63,21 +63,6 @@ class CopyNodes(TableNodes):
         return text.ids.shape[1]
 
 
-class LookupNodes(CopyNodes):
-    """Nodes that copy what followed an earlier occurrence of the last tokens."""
-
-    def __init__(self, target: CausalTarget, params: LookupParams):
-        super().__init__(target)
-        self.params = params
-
-    def source(self, text: Text) -> tuple[Tensor, Tensor]:
-        lengths = text.matches(text.last(self.params.max_ngram)[:, None])[:, 0]
-        longest = lengths.amax(1)
-        # the first column of the longest match
-        first = (lengths == longest[:, None]).byte().argmax(1)
-        return first + 1, longest >= self.params.min_ngram
-
-
 @method(
     "prompt_lookup",
     about="copies what followed the last tokens in the prompt or the output",
@@ -93,9 +78,18 @@ class LookupNodes(CopyNodes):
     },
 )
 @register("drafter", "prompt_lookup", params=LookupParams)
-class PromptLookup(TableSource):
+class PromptLookup(CopyNodes):
     """Copies what followed the last tokens in the prompt or the output."""
 
     draws = (RANKS,)
 
-    nodes_type = LookupNodes
+    def __init__(self, target: CausalTarget, params: LookupParams):
+        super().__init__(target)
+        self.params = params
+
+    def source(self, text: Text) -> tuple[Tensor, Tensor]:
+        lengths = text.matches(text.last(self.params.max_ngram)[:, None])[:, 0]
+        longest = lengths.amax(1)
+        # the first column of the longest match
+        first = (lengths == longest[:, None]).byte().argmax(1)
+        return first + 1, longest >= self.params.min_ngram

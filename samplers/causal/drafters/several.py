@@ -27,7 +27,7 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT, Draft
 from gen.samplers.engine.host import to_device
@@ -35,13 +35,36 @@ from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
 
 
-class SeveralNodes(Nodes):
-    """Distributions of several draft models.
+@method(
+    "specinfer",
+    sampler="speculative",
+    about="SpecInfer: a path of every draft model, siblings judged one after the other",
+    paper="2305.09781",
+    title="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative"
+    " Inference and Verification",
+    params={
+        "drafter": "several",
+        "shape": "paths",
+        "verifier": "recursive",
+        "paths": 2,
+        "path_length": 4,
+    },
+    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
+    example={"paths": 2, "path_length": 2},
+)
+@register("drafter", "several")
+class Several(DraftSource):
+    """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
+    joined by commas; ``draft_temperature``, ``draft_guidance``.
 
     Args:
         drafts: fresh targets of the M draft models.
         paths: paths of a tree, of which number i is of model i mod M.
     """
+
+    needs_draft_model = True
+    several = True
+    draws = (WITH_REPLACEMENT,)
 
     def __init__(self, drafts: Sequence[CausalTarget], paths: int):
         self.models = [ModelNodes(draft) for draft in drafts]
@@ -75,49 +98,6 @@ class SeveralNodes(Nodes):
             found |= zip(new, logq.unbind(1), strict=True)
         return torch.stack([found[column] for column in range(first, size)], 1)
 
-
-def _part(tree: Draft, columns: list[int], is_chain: bool) -> Draft:
-    """Take the columns of one model, the same ones of every row, as a tree of their own."""
-    index = {column: number for number, column in enumerate(columns)}
-    numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
-    table = _numbers([*numbers, -1], tree.parents)  # -1, the root, is its last
-    own = _numbers(columns, tree.parents)
-    parts = (tree.tokens, tree.exists, tree.parents, tree.depth)
-    tokens, exists, parents, depth = (x.index_select(1, own) for x in parts)
-    return Draft(tokens, exists, parents=table[parents], depth=depth, is_chain=is_chain)
-
-
-def _numbers(values: list[int], like: Tensor) -> Tensor:
-    """Make a long tensor on the device of another one."""
-    return to_device(np.array(values, dtype=np.int64), like.device)
-
-
-@method(
-    "specinfer",
-    sampler="speculative",
-    about="SpecInfer: a path of every draft model, siblings judged one after the other",
-    paper="2305.09781",
-    title="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative"
-    " Inference and Verification",
-    params={
-        "drafter": "several",
-        "shape": "paths",
-        "verifier": "recursive",
-        "paths": 2,
-        "path_length": 4,
-    },
-    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
-    example={"paths": 2, "path_length": 2},
-)
-@register("drafter", "several")
-class Several(DraftSource):
-    """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
-    joined by commas; ``draft_temperature``, ``draft_guidance``."""
-
-    needs_draft_model = True
-    several = True
-    draws = (WITH_REPLACEMENT,)
-
     @classmethod
     def check(cls, sampler: Any) -> None:
         reason = "because sampler.drafter several has siblings of different models"
@@ -135,11 +115,27 @@ class Several(DraftSource):
         _require_paths(sampler.paths, len(sampler.draft_names))
 
     @classmethod
-    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> SeveralNodes:
+    def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Several:
         drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
         _require_paths(sampler.paths, len(drafts))
         models = [sampler.draft_target(target, one) for one in drafts]
-        return SeveralNodes(models, sampler.paths)
+        return cls(models, sampler.paths)
+
+
+def _part(tree: Draft, columns: list[int], is_chain: bool) -> Draft:
+    """Take the columns of one model, the same ones of every row, as a tree of their own."""
+    index = {column: number for number, column in enumerate(columns)}
+    numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
+    table = _numbers([*numbers, -1], tree.parents)  # -1, the root, is its last
+    own = _numbers(columns, tree.parents)
+    parts = (tree.tokens, tree.exists, tree.parents, tree.depth)
+    tokens, exists, parents, depth = (x.index_select(1, own) for x in parts)
+    return Draft(tokens, exists, parents=table[parents], depth=depth, is_chain=is_chain)
+
+
+def _numbers(values: list[int], like: Tensor) -> Tensor:
+    """Make a long tensor on the device of another one."""
+    return to_device(np.array(values, dtype=np.int64), like.device)
 
 
 def _require_paths(paths: int, models: int) -> None:

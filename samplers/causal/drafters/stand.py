@@ -23,7 +23,7 @@ from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableSource, TailNodes
+from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TailNodes
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
@@ -44,8 +44,23 @@ class StandParams(ScopeParams):
     kept_logits: int = integer(10, least=1)
 
 
-class StandNodes(TailNodes):
-    """Nodes with the averaged distributions of positions behind the same last tokens."""
+@method(
+    "stand",
+    about="draws from the averaged distributions behind the same last tokens",
+    sampler="speculative",
+    params={
+        "drafter": "stand",
+        "shape": "branching",
+        "draws": "without_replacement",
+        "verifier": "recursive",
+        "branching": "3-2-1-1",
+    },
+    paper="2506.04708",
+    title="Accelerated Test-Time Scaling with Model-Free Speculative Sampling",
+)
+@register("drafter", "stand", params=StandParams)
+class Stand(TailNodes):
+    """Draws from the averaged distributions behind the same last tokens."""
 
     # tokens of every position of the item, long [b, T + 1, k], and their probabilities; the last
     # position takes what is not committed
@@ -125,24 +140,3 @@ class StandNodes(TailNodes):
             return torch.cat([kept, new])[-most:]
 
         self.kept = joined(self.kept[0], tokens, NONE), joined(self.kept[1], masses, 0)
-
-
-@method(
-    "stand",
-    about="draws from the averaged distributions behind the same last tokens",
-    sampler="speculative",
-    params={
-        "drafter": "stand",
-        "shape": "branching",
-        "draws": "without_replacement",
-        "verifier": "recursive",
-        "branching": "3-2-1-1",
-    },
-    paper="2506.04708",
-    title="Accelerated Test-Time Scaling with Model-Free Speculative Sampling",
-)
-@register("drafter", "stand", params=StandParams)
-class Stand(TableSource):
-    """Draws from the averaged distributions behind the same last tokens."""
-
-    nodes_type = StandNodes

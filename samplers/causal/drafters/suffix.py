@@ -24,7 +24,7 @@ from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import Text
-from gen.samplers.causal.drafters.tables import ScopeParams, TableNodes, TableSource
+from gen.samplers.causal.drafters.tables import ScopeParams, TableNodes
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import CausalStep
 
@@ -48,8 +48,29 @@ class SuffixParams(ScopeParams):
     min_path_prob: float = number(0.1, most=1.0)
 
 
-class SuffixNodes(TableNodes):
-    """Nodes weighted by how often a token followed the path."""
+@method(
+    "suffix",
+    about="drafts what followed the longest matches of the last tokens, by its counts",
+    sampler="speculative",
+    params={
+        "drafter": "suffix",
+        "shape": "best_first",
+        "draws": "ranks",
+        "verifier": "follow",
+        "nodes": 16,
+        "tree_depth": 16,
+    },
+    paper="2411.04975",
+    title="SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications",
+    aliases={
+        "max_spec_factor": "match_factor",
+        "max_spec_offset": "match_offset",
+        "min_token_prob": "min_path_prob",
+    },
+)
+@register("drafter", "suffix", params=SuffixParams)
+class Suffix(TableNodes):
+    """Drafts what followed the longest matches of the last tokens, by its counts."""
 
     def __init__(self, target: CausalTarget, params: SuffixParams, most_depth: int):
         super().__init__(target, params.scope)
@@ -145,34 +166,9 @@ class SuffixNodes(TableNodes):
         likely = path[..., None] * share >= self.params.min_path_prob
         return share * (likely & (depth < self.most[:, None])[..., None])
 
-
-@method(
-    "suffix",
-    about="drafts what followed the longest matches of the last tokens, by its counts",
-    sampler="speculative",
-    params={
-        "drafter": "suffix",
-        "shape": "best_first",
-        "draws": "ranks",
-        "verifier": "follow",
-        "nodes": 16,
-        "tree_depth": 16,
-    },
-    paper="2411.04975",
-    title="SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications",
-    aliases={
-        "max_spec_factor": "match_factor",
-        "max_spec_offset": "match_offset",
-        "min_token_prob": "min_path_prob",
-    },
-)
-@register("drafter", "suffix", params=SuffixParams)
-class Suffix(TableSource):
-    """Drafts what followed the longest matches of the last tokens, by its counts."""
-
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         chain = sampler.shape == "chain"
         depth = sampler.num_speculative_tokens if chain else sampler.tree_depth
         params = part_params(sampler, "drafter", "suffix")
-        return SuffixNodes(target, params, int(depth))
+        return cls(target, params, int(depth))

@@ -12,9 +12,8 @@ the drafts take it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from gen.core.params import Params, choice
 from gen.core.registry import registry
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.context import Context, Text, tails_after
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.outputs import CALL, ITEM
@@ -43,7 +42,7 @@ class ScopeParams(Params):
     scope: str = choice(ITEM, (ITEM, CALL))
 
 
-class TableNodes(Nodes):
+class TableNodes(DraftSource):
     """Nodes whose distributions come from a table.
 
     Args:
@@ -56,6 +55,24 @@ class TableNodes(Nodes):
         self.legal, self.size = target.legal, target.legal.shape[-1]
         exact = target.model.dtype == torch.float64
         self.dtype = torch.float64 if exact else torch.float32
+
+    @classmethod
+    def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> TableNodes:
+        return cls(target, part_params(sampler, "drafter", sampler.drafter))
+
+    @classmethod
+    def check(cls, sampler: Any) -> None:
+        scoped = registry.params_of("drafter", sampler.drafter)
+        scoped = scoped is not None and issubclass(scoped, ScopeParams)
+        if not scoped or sampler.scope == ITEM:
+            return
+        if registry.get("verifier", sampler.verifier).guarantee != "same_tokens":
+            raise bad_value(
+                "sampler.scope",
+                sampler.scope,
+                f"item with sampler.verifier {sampler.verifier}, or the verifier follow, whose"
+                " tokens do not depend on which items were finished before",
+            )
 
     def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
         """Return the weights [b, V] of the token after the last committed one."""
@@ -112,31 +129,3 @@ class TailNodes(TableNodes):
         new = tails_after(self.tails, tree.parents[:, first:], tree.tokens[:, first:])
         self.tails = torch.cat([self.tails, new], 1)
         return self.weigh_tails(self.text, new)
-
-
-class TableSource(DraftSource):
-    """Source of a table's nodes.
-
-    Attributes:
-        nodes_type: class of the nodes, made of the target and of the drafter's parameters.
-    """
-
-    nodes_type: ClassVar[Callable[[CausalTarget, Any], Nodes]]
-
-    @classmethod
-    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> Nodes:
-        return cls.nodes_type(target, part_params(sampler, "drafter", sampler.drafter))
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        scoped = registry.params_of("drafter", sampler.drafter)
-        scoped = scoped is not None and issubclass(scoped, ScopeParams)
-        if not scoped or sampler.scope == ITEM:
-            return
-        if registry.get("verifier", sampler.verifier).guarantee != "same_tokens":
-            raise bad_value(
-                "sampler.scope",
-                sampler.scope,
-                f"item with sampler.verifier {sampler.verifier}, or the verifier follow, whose"
-                " tokens do not depend on which items were finished before",
-            )

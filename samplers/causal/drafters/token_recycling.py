@@ -27,7 +27,7 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableNodes, TableSource
+from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableNodes
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
 from gen.samplers.engine.draft import RANKS, Draft
 from gen.samplers.engine.rows import RowState
@@ -45,8 +45,30 @@ class RecyclingParams(ScopeParams):
     successors: int = integer(8, least=1)
 
 
-class RecyclingNodes(TableNodes):
-    """Nodes whose children are the kept successors of their token."""
+@method(
+    "token_recycling",
+    about="drafts the most probable tokens after each token's last appearance",
+    sampler="speculative",
+    params={
+        "drafter": "token_recycling",
+        "shape": "optimal",
+        "draws": "ranks",
+        "verifier": "follow",
+        "nodes": 80,
+        "tree_depth": 6,
+    },
+    paper="2408.08696",
+    title=(
+        "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token"
+        " Recycling"
+    ),
+    aliases={"matrix_top_k": "successors"},
+)
+@register("drafter", "token_recycling", params=RecyclingParams)
+class TokenRecycling(TableNodes):
+    """Drafts the most probable tokens after each token's last appearance."""
+
+    draws = (RANKS,)
 
     table = RowState(start=NONE)  # successors of every token, long [b, V + 1, k]; V is no token
 
@@ -106,34 +128,8 @@ class RecyclingNodes(TableNodes):
         self.table = table
         self.before = step.items, table
 
-
-@method(
-    "token_recycling",
-    about="drafts the most probable tokens after each token's last appearance",
-    sampler="speculative",
-    params={
-        "drafter": "token_recycling",
-        "shape": "optimal",
-        "draws": "ranks",
-        "verifier": "follow",
-        "nodes": 80,
-        "tree_depth": 6,
-    },
-    paper="2408.08696",
-    title=(
-        "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token"
-        " Recycling"
-    ),
-    aliases={"matrix_top_k": "successors"},
-)
-@register("drafter", "token_recycling", params=RecyclingParams)
-class TokenRecycling(TableSource):
-    """Drafts the most probable tokens after each token's last appearance."""
-
-    draws = (RANKS,)
-
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
         params = part_params(sampler, "drafter", "token_recycling")
-        return RecyclingNodes(target, params, table)
+        return cls(target, params, table)

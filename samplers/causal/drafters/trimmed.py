@@ -24,7 +24,7 @@ from gen.core.method import method
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.digest import digest_of
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.context import NONE, Context
 
 
@@ -78,7 +78,7 @@ def read_table(path: str, target: CausalTarget) -> TokenTable:
     return TokenTable(found.counts.to(device), found.successors.to(device))
 
 
-class TrimmedNodes(Nodes):
+class TrimmedNodes(DraftSource):
     """Nodes of another source without the tokens that are not frequent.
 
     Args:
@@ -88,7 +88,9 @@ class TrimmedNodes(Nodes):
         table: statistics of the model's tokens; None to count in each row's own text.
     """
 
-    def __init__(self, target: CausalTarget, inner: Nodes, count: int, table: TokenTable | None):
+    def __init__(
+        self, target: CausalTarget, inner: DraftSource, count: int, table: TokenTable | None
+    ):
         self.inner, self.targets, self.hidden_layers = inner, inner.targets, inner.hidden_layers
         self.size, self.ends = target.legal.shape[-1], target.space.ends
         self.count = min(count, self.size)

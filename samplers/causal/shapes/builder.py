@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gen.core.sampling_params import has_no_distribution
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import (
     NOTHING_DRAWN,
     POSITION,
@@ -48,7 +48,7 @@ class TreeBuilder:
         self,
         step: CausalStep,
         tokens: Tensor,
-        source: Nodes,
+        source: DraftSource,
         draws: str,
         is_chain: bool = False,
     ):
