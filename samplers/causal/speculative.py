@@ -27,10 +27,10 @@ from gen.core.registry import register, registry
 from gen.core.sampler import PartSampler, Preset, draft_models
 from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
+from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
@@ -248,11 +248,11 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
         else:
             shape = kind(params)
         shape.attach(self, target, draft)
-        nodes = source.of(self, target, draft)
+        nodes, vocab = source.of(self, target, draft), None
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
-            nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
-        return NodeDrafter(nodes, shape, self._draws(), verifier)
+            vocab = DraftVocab(target, self.draft_vocab, table)
+        return NodeDrafter(nodes, shape, self._draws(), verifier, vocab)
 
 
 _preset = Preset(

@@ -311,14 +311,17 @@ class CausalRun(SteppableRun):
 
     def branch(self, step: CausalStep, draft: Draft) -> CausalStep:
         """Lay the columns of a tree of drafts at the positions of their depth, and those of a draft
-        with positions there; a chain lies there.
+        with positions there; a chain lies there. A step has no columns behind the drafts.
 
         Drafts beyond the last position do not exist (``draft.exists``).
         """
+        width, widths = 1 + draft.tokens.shape[1], self.room
         if draft.positions is not None:
             positions = torch.cat([step.start[:, None], draft.positions], 1)
-        elif draft.is_chain:
+        elif draft.is_chain and width >= step.positions.shape[1]:
             return step
+        elif draft.is_chain:
+            positions, widths = step.positions[:, :width], np.minimum(step.widths, width)
         else:
             positions = step.start[:, None] + F.pad(draft.depth, (1, 0))
         bound = self._bounds()
@@ -330,7 +333,7 @@ class CausalRun(SteppableRun):
         self.column, self.row = np.arange(valid.shape[1])[None], np.arange(len(valid))
         self.full_widths = np.full(self.shape[0], self.shape[1])
         self.all_valid = self.here(np.ones(self.shape, dtype=bool))
-        return replace(step, positions=positions, valid=valid, widths=self.room)
+        return replace(step, positions=positions, valid=valid, widths=widths)
 
     def _bounds(self) -> int | np.ndarray:
         """Return the position before which all rows stop, or each of them, int64 [b]."""

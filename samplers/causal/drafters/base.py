@@ -125,6 +125,11 @@ class DraftSource(RowOwner):
         """
         raise NotImplementedError
 
+    def chain(self, step: CausalStep, tokens: Tensor) -> Draft | None:
+        """Draft chains of tokens that are chosen, where that takes no distribution; else None.
+        Arguments as in ``begin``."""
+        return None
+
     def count_passes(self, step: CausalStep, passes: Tensor) -> None:
         """Add the forward passes that the drafts of a step took, where ``nfe`` has them.
 

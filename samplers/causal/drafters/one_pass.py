@@ -38,8 +38,8 @@ from gen.models.load.locate import config_field
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import language_model
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
@@ -108,7 +108,7 @@ class OnePassDrafter(NodeDrafter):
         if self.groups.logq is None:  # the first pass of all rows
             masks = torch.full_like(step.positions[:, 1:], self.mask)
             return Draft(masks, step.valid[:, 1:], num_drafts=0)
-        draft = super().propose(step, tokens)
+        draft = self.grow(step, tokens)
         rows, length = draft.tokens.shape
         if not length:  # one position is left
             return draft

@@ -55,6 +55,8 @@ class Static(Shape):
 
     def grow(self, builder: TreeBuilder) -> None:
         for level in self.levels():
+            if not builder.goes_on:
+                break
             builder.expand()
             for parents in level:
                 builder.add(builder.columns(parents))
@@ -75,6 +77,8 @@ class Chain(Static):
 
     def grow(self, builder: TreeBuilder) -> None:
         for level in self.levels()[: builder.most_depth]:
+            if not builder.goes_on:
+                break
             builder.expand()
             builder.add(builder.columns(level[0]))
 

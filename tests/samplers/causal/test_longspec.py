@@ -16,7 +16,7 @@ from gen.core.rng import CounterRNG
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_longspec import LongSpecKind, LongSpecOptions
 from gen.samplers.causal.drafters.longspec import LongSpecNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 

@@ -35,9 +35,8 @@ from gen.recipes.tree_selector import (
     recorded,
     trained,
 )
-from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.builder import NodeDrafter, TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
     FEATURES,

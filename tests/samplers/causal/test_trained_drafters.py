@@ -35,7 +35,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal.drafters.exit import exit_layer, exit_model
 from gen.samplers.causal.drafters.head_networks import MedusaHeads
 from gen.samplers.causal.drafters.heads import HeadNodes, projection
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
