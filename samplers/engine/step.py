@@ -22,6 +22,7 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
+from gen.samplers.engine.outcome import Columns
 from gen.samplers.engine.step_context import CausalStep
 
 
@@ -34,14 +35,16 @@ class Computed:
         draft: drafts, of which those beyond the last position of a row do not exist.
         output: outcome of the forward pass.
         verdict: what the drafter made of them.
-        failed: tokens of the verdict that were drawn from no distribution, bool [b, W].
+        columns: what the host reads of it.
+        joined: its columns in one tensor, of a step that was replayed; None to join them.
     """
 
     step: CausalStep
     draft: Draft
     output: StepOutput
     verdict: Verdict
-    failed: Tensor
+    columns: Columns
+    joined: Tensor | None = None
 
 
 def compute(
@@ -73,7 +76,10 @@ def compute(
         failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
     if verdict.path is not None:  # keys and values of the accepted branch go to their positions
         target.commit_path(verdict.path, verdict.num_accepted)
-    return Computed(step, draft, output, verdict, failed)
+    counts = verdict.num_accepted if verdict.num_committed is None else verdict.num_committed
+    ids = verdict.tokens if verdict.tokens.ndim == 2 else None
+    columns = Columns(counts[:, None], draft.exists, failed, ids, draft.failed)
+    return Computed(step, draft, output, verdict, columns)
 
 
 def branched(step: CausalStep, draft: Draft) -> CausalStep:
