@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.models.targets.trained_drafters import write_drafter
 from gen.pipeline.pipeline import Pipeline, load
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import ROWS, Teacher, held_out_prompts, training_prompts
-from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.length_policies.specdec_pp import (
     AcceptanceNet,
     acceptance_label,

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from gen.core.rng import CounterRNG
+from gen.models.targets.trained_drafters import write_drafter
 from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import held_out_prompts, training_prompts
 from gen.recipes.drafters.table import measured
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (

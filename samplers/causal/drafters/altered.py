@@ -9,8 +9,8 @@ from torch import nn
 
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model, read_drafter
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 
 def altered_target(

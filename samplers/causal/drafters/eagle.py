@@ -14,10 +14,10 @@ from dataclasses import replace
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
+from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
+from gen.models.targets.trained_drafters import language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "eagle"
 

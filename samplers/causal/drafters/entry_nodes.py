@@ -1,4 +1,4 @@
-"""Nodes whose distributions a layer makes of entries (``entry_layer``).
+"""Nodes whose distributions a layer makes of entries (``gen.models.nets.draft_heads.entries``).
 
 After every forward pass of the target the layer makes entries of the committed tokens, from the
 hidden states and the tokens behind them; those of the prompt come with the first pass of a row,
@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams
+from gen.models.nets.draft_heads.entries import Entries, EntryLayer
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.base import Nodes
-from gen.samplers.causal.drafters.entry_layer import Entries, EntryLayer
-from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState

@@ -30,10 +30,10 @@ from gen.core.method import method
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
+from gen.models.targets.trained_drafters import language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import checked_load
 from gen.samplers.causal.drafters.one_pass import OnePassDrafter, require_plain_history
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 
 KIND = "flexdraft"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

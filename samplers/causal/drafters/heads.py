@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.base import ModelAdapter
+from gen.models.nets.draft_heads.heads import DraftHeads
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
-from gen.samplers.causal.drafters.head_networks import DraftHeads
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import Tree

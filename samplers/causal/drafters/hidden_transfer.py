@@ -30,9 +30,9 @@ from gen.models.adapters.masks import hide
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState

@@ -22,12 +22,12 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
+from gen.models.nets.draft_heads.entries import EntryLayer
+from gen.models.nets.draft_heads.heads import hydra_of
+from gen.models.targets.trained_drafters import read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.entry_layer import EntryLayer
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.head_networks import hydra_of
 from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection, unfiltered
-from gen.samplers.causal.drafters.trained import read_drafter
 
 KIND = "hydra"
 

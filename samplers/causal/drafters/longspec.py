@@ -25,12 +25,12 @@ from gen.core.registry import register
 from gen.models.adapters.layer_calls import KeysValues
 from gen.models.adapters.protocols import SharedModel
 from gen.models.load.locate import config_field
+from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model, read_drafter, require_one_width
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
-from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
-from gen.samplers.causal.drafters.trained import language_model, read_drafter, require_one_width
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState

@@ -37,9 +37,9 @@ from gen.core.registry import register
 from gen.models.load.locate import config_field
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.rows import RowState

@@ -34,7 +34,7 @@ from gen.core.registry import register
 from gen.models.load.locate import readable
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import target_digest
-from gen.samplers.causal.drafters.trained import DrafterFacts, read_drafter
+from gen.models.targets.trained_drafters import DrafterFacts, read_drafter
 from gen.samplers.causal.length_policies.base import LengthPolicy
 
 KIND = "acceptance_head"

@@ -40,7 +40,7 @@ from gen.core.registry import register
 from gen.models.load.locate import readable
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import target_digest
-from gen.samplers.causal.drafters.trained import DrafterFacts, read_drafter, read_facts
+from gen.models.targets.trained_drafters import DrafterFacts, read_drafter, read_facts
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.host import to_device

@@ -13,11 +13,11 @@ from tabular import space_of
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.targets.trained_drafters import write_drafter
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.acceptance_head import LAYER, QUICK, REJECTED, drafted, head_loss, trained
 from gen.recipes.drafters.data import Teacher
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.length_policies.specdec_pp import (
     LEAST,
     AcceptanceHead,

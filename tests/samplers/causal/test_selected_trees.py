@@ -23,6 +23,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
+from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.pipeline.pipeline import load
 from gen.recipes.tree_selector import (
     QUICK,
@@ -36,7 +37,6 @@ from gen.recipes.tree_selector import (
     trained,
 )
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.shapes.selected import (
     COSTS,
