@@ -10,48 +10,18 @@ row's drafts depend on no other row.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gen.core.errors import GenError
-from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.base import ModelAdapter
 from gen.models.nets.draft_heads.heads import DraftHeads
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import network_of, unfiltered
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import Tree
-
-Net = TypeVar("Net", bound=nn.Module)
-
-
-def unfiltered(sampling: SamplingParams) -> SamplingParams:
-    """Return the temperature of sampling parameters without guidance and filters.
-
-    A drafter that is trained on the final distribution has learned those.
-    """
-    return SamplingParams(temperature=sampling.temperature)
-
-
-def network_of(target: CausalTarget, method: str) -> Any:
-    """Return the network of a target. Raises ``GenError`` for a model without one."""
-    if not isinstance(target.model, ModelAdapter):
-        raise GenError(
-            f"{method} needs a network with hidden states, and {type(target.model).__name__} has"
-            " none; expected a causal language model of transformers"
-        )
-    return target.model.model
-
-
-def projection(target: CausalTarget, method: str) -> Tensor:
-    """Return the weights [V, D] by which the target makes logits of its last hidden states."""
-    head = network_of(target, method).get_output_embeddings().weight
-    return head[: target.legal.shape[-1]]
 
 
 class HeadNodes(Nodes):
@@ -121,29 +91,3 @@ class HeadNodes(Nodes):
         row = torch.arange(len(column), device=column.device)
         self.state = states[row, column.clamp_max(states.shape[1] - 1)].to(self.state.dtype)
         self.known = torch.ones_like(self.known)
-
-
-def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
-    """Load the weights of a drafter's network.
-
-    Args:
-        net: the network, which is changed.
-        weights: its parameters by name; the network takes their device and dtype.
-        kind: kind of the drafter, for messages.
-
-    Raises:
-        GenError: names or shapes are not those of the network.
-    """
-    wanted = {name: tuple(p.shape) for name, p in net.named_parameters()}
-    came = {name: tuple(w.shape) for name, w in weights.items()}
-    wrong = [name for name in {**wanted, **came} if wanted.get(name) != came.get(name)]
-    if wrong:
-        name = wrong[0]
-        raise GenError(
-            f"the weights of the {kind} drafter have {name} of shape {came.get(name)}; expected"
-            f" {wanted.get(name)}"
-        )
-    like = next(iter(weights.values()))
-    net.to(like.device, like.dtype)
-    net.load_state_dict(weights, strict=False)  # tied weights come once
-    return net.eval()

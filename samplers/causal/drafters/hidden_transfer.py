@@ -17,67 +17,30 @@ Guarantee: that of the verifier, whatever the maps. ``gen.recipes.drafters`` tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.models.adapters.draft_models import drafted_logits, maps_of
 from gen.models.adapters.layer_calls import LayerCache, run_layers
 from gen.models.adapters.masks import hide
-from gen.models.adapters.protocols import SharedModel
+from gen.models.nets.draft_heads.layer_maps import TransferMaps
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import language_model, read_drafter
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.tree import Tree
 
 KIND = "hidden"
-NORM = "model.norm"
-
-
-class TransferMaps(nn.Module):
-    """Linear maps from one hidden state to those of the k tokens behind it.
-
-    Args:
-        width: channels D.
-        depth: number of maps k; all begin as the identity.
-    """
-
-    def __init__(self, width: int, depth: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(width).repeat(depth, 1, 1))
-        self.bias = nn.Parameter(torch.zeros(depth, width))
-
-    def forward(self, state: Tensor) -> Tensor:
-        """Map states [..., D] to [..., k, D]."""
-        state = state.to(self.weight.dtype)
-        return torch.einsum("...d,ked->...ke", state, self.weight) + self.bias
-
-
-def maps_of(model: SharedModel, net: Mapping[str, Any]) -> TransferMaps:
-    """Make the maps from the arguments of a folder: ``layer`` and ``depth``.
-
-    Raises:
-        GenError: the model has no layer on either side.
-    """
-    layer = int(net["layer"])
-    if not 0 < layer < model.num_layers:
-        raise bad_value("layer", layer, f"from 1 to {model.num_layers - 1}")
-    return TransferMaps(model.config.hidden_size, int(net["depth"]))
-
-
-def drafted_logits(model: SharedModel, states: Tensor) -> Tensor:
-    """Return the logits [..., V] of states behind the last layer."""
-    head = model.output_weight
-    hidden = model.model.get_submodule(NORM)(states.to(head.dtype))
-    return nn.functional.linear(hidden, head)
 
 
 class HiddenNodes(Nodes):

@@ -24,10 +24,10 @@ from __future__ import annotations
 from gen.core.registry import register
 from gen.models.nets.draft_heads.entries import EntryLayer
 from gen.models.nets.draft_heads.heads import hydra_of
-from gen.models.targets.trained_drafters import read_drafter
+from gen.models.targets.trained_drafters import checked_load, projection, read_drafter, unfiltered
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection, unfiltered
+from gen.samplers.causal.drafters.heads import HeadNodes
 
 KIND = "hydra"
 

@@ -23,36 +23,21 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.adapters.layer_calls import KeysValues
-from gen.models.adapters.protocols import SharedModel
-from gen.models.load.locate import config_field
 from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import language_model, read_drafter, require_one_width
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 
 KIND = "longspec"
-
-
-def layer_shape(model: SharedModel, inner: int, window: int) -> LongSpecShape:
-    """Return the sizes of the layer of a model.
-
-    Args:
-        model: the target's model.
-        inner: channels of the MLP.
-        window: slots of the window.
-
-    Raises:
-        GenError: the model's embeddings are of another width than what its head reads.
-    """
-    config, width = model.config, require_one_width(model, KIND)
-    heads = config.num_attention_heads
-    dim = config_field(config, "head_dim") or config.hidden_size // heads
-    return LongSpecShape(width, heads, config.num_key_value_heads, dim, inner, window)
 
 
 class LongSpecNodes(Nodes):

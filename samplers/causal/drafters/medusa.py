@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from gen.core.registry import register
 from gen.models.nets.draft_heads.heads import MedusaHeads
-from gen.models.targets.trained_drafters import read_drafter
+from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection
+from gen.samplers.causal.drafters.heads import HeadNodes
 
 KIND = "medusa"
 

@@ -32,9 +32,13 @@ from gen.core.registry import register
 from gen.models.adapters.layer_plans import replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import language_model, read_drafter
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import unseen
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.engine.rows import RowState
