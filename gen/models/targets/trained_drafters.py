@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import SharedModel
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
@@ -214,20 +213,9 @@ def language_model(target: CausalTarget, method: str) -> SharedModel:
     return target.model
 
 
-def network_of(target: CausalTarget, method: str) -> Any:
-    """Return the network of a target. Raises ``GenError`` for a model without one."""
-    if not isinstance(target.model, ModelAdapter):
-        raise GenError(
-            f"{method} needs a network with hidden states, and {type(target.model).__name__} has"
-            " none; expected a causal language model of transformers"
-        )
-    return target.model.model
-
-
 def projection(target: CausalTarget, method: str) -> Tensor:
     """Return the weights [V, D] by which the target makes logits of its last hidden states."""
-    head = network_of(target, method).get_output_embeddings().weight
-    return head[: target.legal.shape[-1]]
+    return language_model(target, method).output_weight[: target.legal.shape[-1]]
 
 
 def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:

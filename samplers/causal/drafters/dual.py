@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.models.targets.mask_tokens import mask_token
 from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.one_pass import mask_token
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.engine.causal_loop import CausalStep
 

@@ -24,9 +24,10 @@ from __future__ import annotations
 from gen.core.method import method
 from gen.core.registry import register
 from gen.models.adapters.mask_attention import MaskAttention, with_masks
+from gen.models.targets.mask_tokens import require_plain_history
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.one_pass import OnePassDrafter, require_plain_history
+from gen.samplers.causal.drafters.one_pass import OnePassDrafter
 
 KIND = "flexdraft"
 

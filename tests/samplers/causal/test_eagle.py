@@ -20,7 +20,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.nets.draft_heads import eagle
 from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
+from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 

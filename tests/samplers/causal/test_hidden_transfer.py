@@ -31,7 +31,7 @@ class Noted(HiddenNodes):
         made = super().begin(step, tokens)
         self.seen = getattr(self, "seen", [])
         if self.known.any():
-            at = tokens.clone(), step.start.clone(), self.known.clone()
+            at = tokens.clone(), step.start.clone(), self.known.copy()
             self.seen.append((*at, self.logq, step.items.tolist()))
         return made
 
@@ -63,7 +63,7 @@ def gap(seen: list, net: torch.nn.Module, shift: int = 0) -> float:
     """Largest difference between decoding and training over all drafts of all rows and steps."""
     worst, count, kind = 0.0, 0, kind_of()
     for tokens, start, known, logq, items in seen:
-        for row in known.nonzero()[:, 0].tolist():
+        for row in known.nonzero()[0].tolist():
             begun = int(start[row])
             whole = torch.zeros(3, LENGTH, dtype=torch.long)
             whole[items[row], :begun] = tokens[row, :begun]
