@@ -138,7 +138,12 @@ class Probe:
 
     def probability(self, inputs: Tensor) -> Tensor:
         """Compute the probability that drafts are right, float32 [...], from ``probe_inputs``
-        [..., D + 3]."""
+        [..., D + 3]. Raises ``GenError`` where they are not as many as the weights."""
+        if len(self.weight) != inputs.shape[-1]:
+            raise GenError(
+                f"the probe has {len(self.weight)} weights; expected {inputs.shape[-1]}, those of"
+                f" {self.layer} and three more"
+            )
         return (inputs @ self.weight + self.bias).sigmoid()
 
     def save_pretrained(self, folder: str | Path) -> None:

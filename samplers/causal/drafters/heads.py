@@ -70,14 +70,17 @@ class StateNodes(Nodes):
         self.head = projection(target, method)
         self.sampling = sampling or unfiltered(target.sampling)
         self.known = np.zeros(target.rows, dtype=bool)
-        self.num_passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
+        passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
+        self.num_passes: Tensor | None = passes
 
     @property
     def nfe(self) -> list[int] | None:
-        return self.num_passes.tolist()
+        return None if self.num_passes is None else self.num_passes.tolist()
 
     def count_passes(self, step, passes):
-        self.num_passes.index_add_(0, step.rows, passes * to_device(self.known, passes.device))
+        if self.num_passes is not None:
+            passes = passes * to_device(self.known, passes.device)
+            self.num_passes.index_add_(0, step.rows, passes)
 
     def accept(self, step, verdict):
         self.known = self.known | (step.widths > 0)
@@ -147,21 +150,18 @@ class HeadNodes(StateNodes):
     """Distributions of heads.
 
     Args:
-        target: the model with its items.
+        target: as of ``StateNodes``.
         heads: networks of K depths.
         layers: layers of the target whose hidden states the heads read.
     """
 
     state = RowState()  # states that the last committed tokens come from, [b, S D]
-    nfe = None  # a head is no forward pass
 
     def __init__(self, target: CausalTarget, heads: DraftHeads, layers: tuple[str, ...]):
         super().__init__(target, "a head that drafts")
         self.heads, self.hidden_layers = heads, layers
         self.embedding = self.model.input_embeddings
-
-    def count_passes(self, step, passes):
-        pass
+        self.num_passes = None  # a head is no forward pass
 
     def begin(self, step, tokens):
         # tokens on the way to the root and to each draft, the last committed one first
@@ -207,11 +207,9 @@ class EntryNodes(StateNodes):
     """Distributions of a layer that drafts from entries.
 
     Args:
-        target: the model with its items.
-        kind: name of the drafter, for messages.
+        target, method, sampling: as of ``StateNodes``.
         layer: the layer.
-        hidden_layers: layers of the target whose hidden states it reads.
-        sampling: as of ``StateNodes``.
+        layers: layers of the target whose hidden states it reads.
     """
 
     # keys and values by slot, [b, S + 1, 2, H, d], of the committed entries and of the block over
@@ -223,13 +221,13 @@ class EntryNodes(StateNodes):
     def __init__(
         self,
         target: CausalTarget,
-        kind: str,
+        method: str,
         layer: EntryLayer,
-        hidden_layers: tuple[str, ...],
+        layers: tuple[str, ...],
         sampling: SamplingParams | None = None,
     ):
-        super().__init__(target, kind, sampling)
-        self.layer, self.hidden_layers = layer, hidden_layers
+        super().__init__(target, method, sampling)
+        self.layer, self.hidden_layers = layer, layers
         self.states = torch.empty(0)
 
     @property

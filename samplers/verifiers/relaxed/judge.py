@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import GenError
 from gen.core.method import method
 from gen.core.registry import register
 from gen.models.nets.draft_heads.predictors import probe_inputs
@@ -86,37 +86,28 @@ class Judge(Relaxed):
     def decide(self, step, tree, logp):
         if not self.relaxation:
             return super().decide(step, tree, logp)
-        length = tree.tokens.shape[1]
-        possible = draft_logp(tree, logp[:, :length]) > -torch.inf
-        right = self.right(step.hidden_states, logp[:, :length], tree.tokens) & possible
-        chance = self.chance(tree, logp[:, :length])
-        chance = torch.where(right, torch.ones_like(chance), chance)
+        here = logp[:, : tree.tokens.shape[1]]
+        right = self.right(step.hidden_states, here, tree.tokens)
+        possible = draft_logp(tree, here) > -torch.inf
+        chance = self.chance(tree, here).masked_fill(right & possible, 1.0)
         kept = step.flip(chance, "accept", tree.exists) & tree.exists
         return num_accepted(kept), lambda column: self.residual_at(tree, logp, column)
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
-        """Judge the drafts of every row.
+        """Judge the drafts of every row, bool [b, L].
 
         Args:
             states: hidden states [b, W, D] by layer; the draft of column i entered column i + 1.
             logp: log-probabilities where the drafts stand, [b, L, V].
             ids: drafts, long [b, L].
-
-        Returns:
-            bool [b, L].
         """
         assert self.probe is not None and states is not None, "attach comes first"
         length = ids.shape[1]
         hidden = states[self.probe.layer][:, 1 : length + 1]
         n = hidden.shape[1]
         inputs = probe_inputs(hidden, logp[:, :n], ids[:, :n])
-        if len(self.probe.weight) != inputs.shape[-1]:
-            raise GenError(
-                f"the probe has {len(self.probe.weight)} weights; expected {inputs.shape[-1]},"
-                f" those of {self.probe.layer} and three more"
-            )
         judged = self.probe.probability(inputs) > 1 - self.relaxation
-        return torch.nn.functional.pad(judged, (0, length - n))
+        return F.pad(judged, (0, length - n))
 
     def credit(self, tree, logp):
         return draft_logp(tree, logp)
