@@ -139,7 +139,7 @@ class LaneBatch:
         slots = batch.run.slots
         # the first item of each request, then the second ones
         turns = sorted(slots.waiting.tolist(), key=lambda n: self.members[n].row)
-        slots.wait(np.array(turns, dtype=np.int64))
+        slots.waiting = np.array(turns, dtype=np.int64)
 
     def grow(self, rows: int) -> None:
         """Give waiting items rows, until there are ``rows`` of them."""

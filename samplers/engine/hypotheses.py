@@ -4,7 +4,7 @@ Every row holds a hypothesis: a text that may come out. A step is one forward pa
 all items. Each gives the distribution behind its hypothesis, and the item's ``Search`` says with
 which rows and tokens the item goes on: a row may go on with several tokens (it is copied with its
 cache), with one, or be dropped. Items advance independently and know nothing of each other; an item
-that is over gives its row to a waiting item (``gen.samplers.engine.slots``). No random number is
+that is over gives its row to a waiting item (``gen.samplers.engine.rows``). No random number is
 drawn. Ties go to the lower hypothesis and then to the lower token id, so an item's tokens are the
 same in any batch.
 
@@ -35,7 +35,7 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.rows import BatchSlots
 from gen.samplers.engine.stats import StatsRecorder
 
 Text = tuple[int, ...]
@@ -288,7 +288,7 @@ class SearchState:
                 rows.append(extension)
                 over.append(not extensions)
         if index != list(range(len(self.slots))):
-            self.slots.reorder(np.asarray(index, dtype=np.int64))
+            self.slots.continue_as(np.array(index), self.slots.items[index])
         widest = max(len(row.tokens) for row in rows) if self.superposed else 1
         self.start = np.asarray([row.position + 1 for row in rows], dtype=np.int64)
         self.last = np.zeros((len(rows), widest), dtype=np.int64)

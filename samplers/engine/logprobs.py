@@ -62,16 +62,11 @@ class LogprobRecorder:
         best = logprobs.topk(min(self.count, logprobs.shape[1]), dim=1)
         self.top.append((best.indices, best.values))
 
-    def of_item(self, item: int, first: int = 0) -> LogprobRecorder:
-        """Return a recorder of one item alone.
-
-        Args:
-            item: the item.
-            first: number of steps before its first one.
-        """
+    def of_item(self, item: int) -> LogprobRecorder:
+        """Return a recorder of one item alone."""
         own = LogprobRecorder(1, self.count)
         columns = (self.owners, self.tokens, self.chosen, self.top)
-        for owners, tokens, chosen, top in zip(*(x[first:] for x in columns), strict=True):
+        for owners, tokens, chosen, top in zip(*columns, strict=True):
             rows = (owners == item).nonzero()[0]
             if len(rows):
                 at = to_device(rows, tokens.device)

@@ -75,7 +75,7 @@ class OpenBatch:
         self.run: SteppableRun = sampler.begin(roomy[0], self.rng, draft=draft, trace=trace)
         # drafters may have derived targets from those that they were given
         self.targets = self.run.slots.targets
-        self.run.slots.wait(np.zeros(0, dtype=np.int64))
+        self.run.slots.waiting = np.zeros(0, dtype=np.int64)
         self.run.drop(np.ones(room, dtype=bool))
 
     @property
@@ -127,7 +127,7 @@ class OpenBatch:
         self.rng.put(items.tolist(), keys)
         unfinished = items if canvas is None else items[self.run.put(items, canvas)]
         slots = self.run.slots
-        slots.wait(np.concatenate([slots.waiting, unfinished]))
+        slots.waiting = np.concatenate([slots.waiting, unfinished])
         return items.tolist()
 
     def _sources(self, target: Target, drafts: Sequence[Target]) -> list[Target]:
@@ -151,6 +151,6 @@ class OpenBatch:
         gone = np.zeros(self.capacity, dtype=bool)
         gone[list(items)] = True
         slots = self.run.slots
-        slots.wait(slots.waiting[~gone[slots.waiting]])
+        slots.waiting = slots.waiting[~gone[slots.waiting]]
         if gone[slots.items].any():
             self.run.drop(gone)

@@ -30,7 +30,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput, TraceStep
-from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.rows import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class SteppableRun(ABC):
         """
 
     def grow(self, size: int) -> None:
-        """Give items that wait (``BatchSlots.wait``) rows, until there are ``size`` of them."""
+        """Give items that wait (``BatchSlots.waiting``) rows, until there are ``size`` of them."""
         change = self.slots.grow(size)
         if change is not None:
             self.extend(change)

@@ -173,7 +173,7 @@ class EntryNodes(Nodes):
         goes_on = step.widths > 0  # other rows wait, and commit nothing
         here = to_device(goes_on, states.device)
         for name, new in made.items():
-            old = self.store.get(name)
+            old = getattr(self, name)
             if old is not None and not goes_on.all():
                 new = torch.where(here.view(-1, *[1] * (new.ndim - 1)), new, old)
             setattr(self, name, new)
