@@ -164,7 +164,7 @@ def _columns(notes: Sequence[Note]) -> dict[str, np.ndarray]:
 
 def _column(values: Sequence[Counts], sizes: Sequence[int]) -> np.ndarray:
     """Join one count of all steps, which have so many rows: int64 [sum of b]."""
-    if all(isinstance(value, int) for value in values):  # takes less time than arrays do
+    if {*map(type, values)} <= {int, bool}:  # takes less time than arrays do
         return np.repeat(np.array(values, dtype=np.int64), sizes)
     arrays = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in values]
     pairs = zip(arrays, sizes, strict=True)
