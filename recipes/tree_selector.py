@@ -47,8 +47,8 @@ from gen.samplers.causal.shapes.selected import (
     times_of,
 )
 from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.draft import WITH_REPLACEMENT, Draft
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
 
 ROWS = 64  # items that are decoded together
 
@@ -226,7 +226,7 @@ class RecordingDrafter(NodeDrafter):
         self.history = round_features(verdict.num_accepted, tree.exists.sum(1), last)
         return verdict
 
-    def _labels(self, tree: Tree, logp: Tensor) -> Tensor:
+    def _labels(self, tree: Draft, logp: Tensor) -> Tensor:
         """Return the tokens that each action commits on average, float32 [b, A]."""
         rows = {k: vars(tree)[k].cpu().numpy() for k in ("tokens", "parents", "exists")}
         p, q = (x.exp().double().cpu().numpy() for x in (logp, tree.logq))

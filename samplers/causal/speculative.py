@@ -34,7 +34,7 @@ from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
-from gen.samplers.engine.tree import DRAWS
+from gen.samplers.engine.draft import DRAWS
 from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 

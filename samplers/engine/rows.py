@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,15 +67,19 @@ def _begun(x: Any, fresh: np.ndarray, start: Any) -> Any:
 class RowStore(UserDict[str, Any]):
     """Named state of a method: tensors or arrays whose first axis is the rows, or None.
 
-    Who reads an entry says what a row begins with: ``get(name, start)`` gives ``start`` in the
-    rows that hold another item since the entry was set. ``store[name]`` is the entry as it is.
+    What a row begins with is declared in ``starts``, or else given by who reads: after rows have
+    begun anew, ``get(name, start)`` has ``start`` there until the entry is set again.
 
     Attributes:
-        fresh: by name, rows that hold another item since the entry was set, bool [b].
+        starts: by name, what a row begins with: a number or one row's values, or a function that
+            gives it. None leaves what was there, where another entry says what is valid.
+        fresh: by name, rows that hold another item since the entry was set, bool [b]; of entries
+            without a declared start.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.starts: dict[str, Any] = {}
         self.fresh: dict[str, np.ndarray] = {}
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -87,8 +91,7 @@ class RowStore(UserDict[str, Any]):
 
         Args:
             name: key of the entry.
-            default: what a row begins with, a number or [b, ...], and what an entry is that was
-                never set.
+            default: what a row begins with, a number or [b, ...]; an entry that was never set.
 
         Raises:
             KeyError: rows began anew, and nobody says with what.
@@ -103,11 +106,14 @@ class RowStore(UserDict[str, Any]):
     def follow(self, change: SlotChange) -> None:
         """Apply a change of the rows to all entries."""
         if change.source is not None:
-            for name, value in self.data.items():
-                self.data[name] = value if value is None else change.follow(value)
             self.fresh = {name: fresh[change.source] for name, fresh in self.fresh.items()}
-        if change.fresh is not None:
-            self.fresh = {n: self.fresh.get(n, False) | change.fresh for n in self.data}
+        for name, value in self.data.items():
+            start = self.starts.get(name)
+            if value is not None:
+                start = start() if callable(start) else start
+                self.data[name] = change.follow(value, start)
+            if change.fresh is not None and name not in self.starts:
+                self.fresh[name] = self.fresh.get(name, False) | change.fresh
 
 
 class RowOwner:
@@ -145,13 +151,13 @@ class RowState:
     def __get__(self, instance: RowOwner | None, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        start, store = self.start, instance.store
-        if start is None or self.name not in store.fresh:
-            return store.data.get(self.name)
-        return store.get(self.name, start(instance) if callable(start) else start)
+        return instance.store.data.get(self.name)
 
     def __set__(self, instance: RowOwner, value: Any) -> None:
-        instance.store[self.name] = value
+        store, start = instance.store, self.start
+        if self.name not in store.starts:
+            store.starts[self.name] = partial(start, instance) if callable(start) else start
+        store[self.name] = value
 
 
 class BatchSlots:

@@ -43,7 +43,8 @@ import numpy as np
 import torch
 
 from gen.core.errors import bad_value
-from gen.samplers.engine.causal_loop import CausalStep, Drafter
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.step_context import CausalStep
 
 AUTO = "auto"
 LADDER = (1, 4, 8, 16, 32, 64, 128)

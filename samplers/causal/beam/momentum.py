@@ -28,8 +28,9 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.beam.base import DeterministicSampler
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.hypotheses import first_largest
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
@@ -54,9 +55,9 @@ class Resistance(Drafter):
         rows = self.target.rows
         prompt, length = self.target.prompt[:rows], self.target.prompt_length[:rows]
         self.texts, self.lengths = joined(prompt, length, tokens), length + step.start
-        return Draft(tokens[:, :0], step.valid[:, :0])
+        return Draft.none(tokens, step.valid)
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         every, strength = output.logprobs[:, 0], self.params.resistance
         ids, logprobs = first_largest(every, min(self.params.candidates, every.shape[-1]))
         repeated = longest_repetition(self.texts, self.lengths, ids, LONGEST)

@@ -23,9 +23,10 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.drafters.entry_layer import Entries, EntryLayer
 from gen.samplers.causal.drafters.trained import language_model
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.step_context import CausalStep
 
 
 class EntryNodes(Nodes):
@@ -173,7 +174,7 @@ class EntryNodes(Nodes):
         goes_on = step.widths > 0  # other rows wait, and commit nothing
         here = to_device(goes_on, states.device)
         for name, new in made.items():
-            old = getattr(self, name)
+            old = self.store.get(name)
             if old is not None and not goes_on.all():
                 new = torch.where(here.view(-1, *[1] * (new.ndim - 1)), new, old)
             setattr(self, name, new)

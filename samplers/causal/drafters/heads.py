@@ -23,9 +23,9 @@ from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.drafters.head_networks import DraftHeads
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -81,7 +81,7 @@ class HeadNodes(Nodes):
         self.paths = last[:, None, None]
         return self._logq(step, 0, self.paths)
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         row = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None]
         ids, depth = tree.tokens[:, first:], tree.depth[:, first:]
         above = self.paths[row, tree.parents[:, first:] + 1]  # [b, n, m]

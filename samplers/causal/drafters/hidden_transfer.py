@@ -33,10 +33,10 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.trained import language_model, read_drafter
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 
 KIND = "hidden"
 NORM = "model.norm"
@@ -159,7 +159,7 @@ class HiddenNodes(Nodes):
         mask = hide(hidden, states.dtype)[:, None]
         return run_layers(self.model, self.layer, states, slots, mask, LayerCache(before))
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         depth = tree.depth[:, first:]
         row = torch.arange(len(depth), device=depth.device)[:, None]
         found = self.logq[row, depth.clamp_max(self.depth - 1)]

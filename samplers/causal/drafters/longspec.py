@@ -31,9 +31,10 @@ from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 from gen.samplers.causal.drafters.trained import language_model, read_drafter, require_one_width
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.step_context import CausalStep
 
 KIND = "longspec"
 

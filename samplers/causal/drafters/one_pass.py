@@ -41,9 +41,9 @@ from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import DRAWS, Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
 
 STREAMING = "streaming"
@@ -65,7 +65,7 @@ class GroupNodes(Nodes):
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         return self.logq[:, :1]
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         depth = tree.depth[:, first:]
         row = torch.arange(len(depth), device=depth.device)[:, None]
         found = self.logq[row, depth.clamp_max(self.depth - 1)]
@@ -106,12 +106,11 @@ class OnePassDrafter(NodeDrafter):
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         if self.groups.logq is None:  # the first pass of all rows
-            self.tree = None
             masks = torch.full_like(step.positions[:, 1:], self.mask)
             return Draft(masks, step.valid[:, 1:], num_drafts=0)
         draft = super().propose(step, tokens)
         rows, length = draft.tokens.shape
-        if self.tree is None:  # one position is left
+        if not length:  # one position is left
             return draft
         parents = self._parents(length).to(tokens.device)
         prefixes = torch.arange(length + 1, device=tokens.device).repeat_interleave(self.size)
@@ -121,8 +120,9 @@ class OnePassDrafter(NodeDrafter):
         return Draft(
             torch.cat([draft.tokens, masks], 1),
             torch.cat([draft.exists, exists], 1),
-            parents.expand(rows, -1),
-            draft.failed,
+            draft.logq,
+            parents=parents.expand(rows, -1),
+            failed=draft.failed,
             num_drafts=length,
         )
 
@@ -132,14 +132,14 @@ class OnePassDrafter(NodeDrafter):
         columns = length + group * self.size + torch.arange(self.size - 1)
         return torch.cat([torch.arange(length) - 1, torch.cat([group - 1, columns], 1).flatten()])
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        logp, tree = output.logprobs, self.tree
-        if tree is None:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        logp, length = output.logprobs, draft.num_drafts
+        if not length:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             self.groups.read_group(logp, torch.full_like(step.start, 1 + self.shift))
             return Verdict(torch.zeros_like(step.start), ids)
-        length = tree.tokens.shape[1]
-        verdict = self._judge(step, tree, logp[:, : length + 1])
+        drafts = Draft(draft.tokens[:, :length], draft.exists[:, :length], draft.logq)
+        verdict = self._judge(step, drafts, logp[:, : length + 1])
         accepted = verdict.num_accepted
         self.groups.read_group(logp, length + 1 + accepted * self.size + self.shift)
         ids = verdict.tokens.new_zeros(logp.shape[:2])

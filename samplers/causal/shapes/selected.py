@@ -43,9 +43,9 @@ from gen.models.targets.identity import target_digest
 from gen.samplers.causal.drafters.trained import DrafterFacts, read_drafter, read_facts
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import WITH_REPLACEMENT
 
 KIND, WHERE = "tree_selector", "sampler.tree_selector"
 RECIPE = "python -m gen.recipes.tree_selector MODALITY --out FOLDER"

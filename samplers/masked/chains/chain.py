@@ -45,10 +45,10 @@ from gen.core.sampler import Sampler, require_constraint_kept
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
@@ -124,7 +124,7 @@ class ChainSampler(Sampler):
         """
 
     @abstractmethod
-    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Draft, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Decide how many steps of a chain are accepted.
 
         Args:
@@ -365,7 +365,7 @@ def judge(
     positions, tokens = chain.positions.view(b, n * k), chain.tokens.view(b, n * k)
     start = torch.zeros_like(batch.rows)
     step = StepContext(run.rng, batch.rows, batch.step_index, start, positions, valid)
-    drafts = Tree.chain(tokens, valid, chain.logq)
+    drafts = Draft(tokens, valid, chain.logq)
     canvas = views.index[:, :n].repeat_interleave(k, 1)
     return ChainVerdict(*run.method.judge(step, drafts, output.logprobs[canvas, positions]))
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gen.core.registry import register
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.chains.chain import ChainSampler, at_least_one
 from gen.samplers.verifiers.base import num_accepted
 
@@ -72,7 +72,7 @@ class FreeDave(ChainSampler):
         """Draw with the noise of the position; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "token", step.valid, shared=True)
 
-    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Draft, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts that are the tokens of static decoding."""
         tokens = step.categorical(logprobs, "token", step.valid, shared=True)
         same = (tokens == drafts.tokens) & step.valid

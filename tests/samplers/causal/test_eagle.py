@@ -92,10 +92,10 @@ def test_control_drafts_of_another_distribution(folder, monkeypatch):
         self.claimed = logq
         return torch.where(known, other, logq)
 
-    def verified(self, step, output):
-        if self.tree is not None and self.tree.tokens.shape[1]:
-            self.tree.logq[:, :1] = self.nodes.claimed
-        return verify(self, step, output)
+    def verified(self, step, draft, output):
+        if draft.tokens.shape[1]:
+            draft.logq[:, :1] = self.nodes.claimed
+        return verify(self, step, draft, output)
 
     verify = NodeDrafter.verify
     monkeypatch.setattr(EntryNodes, "begin", flat)

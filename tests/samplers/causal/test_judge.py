@@ -16,8 +16,8 @@ from gen.modalities.text import tasks as text_tasks
 from gen.models.targets.identity import distribution_of, target_digest
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.base import Token
 from gen.samplers.verifiers.relaxed.judge import LAYER, LEAST, Judge, Probe, inputs_of
 
@@ -55,13 +55,13 @@ def step_of(hidden: Tensor, rows: int, length: int, rng=None) -> StepContext:
     return StepContext(rng, n, zero, zero, at, valid, hidden_states={"layer": hidden})
 
 
-def drafts(rows: int, length: int, seed: int) -> tuple[Tree, Tensor]:
+def drafts(rows: int, length: int, seed: int) -> tuple[Draft, Tensor]:
     """Random drafts, and log p [b, L, V]."""
     generator = torch.Generator().manual_seed(seed)
     p, q = torch.rand(2, rows, length, V, generator=generator, dtype=torch.float64)
     logp, logq = (x.pow(3).div(x.pow(3).sum(-1, keepdim=True)).log() for x in (p, q))
     tokens = torch.randint(V, (rows, length), generator=generator)
-    return Tree.chain(tokens, torch.ones_like(tokens, dtype=torch.bool), logq), logp
+    return Draft(tokens, torch.ones_like(tokens, dtype=torch.bool), logq), logp
 
 
 @pytest.mark.parametrize("relaxation", [0, 1e-6])
@@ -137,7 +137,7 @@ def committed(judge: Judge, logq: Tensor, logp: Tensor) -> Tensor:
         step = step_of(torch.zeros(rows, 2, 1), rows, 2, rng)
         on, logits = torch.ones(rows, 1, dtype=torch.bool), logq.expand(rows, 1, V)
         tokens = step.categorical(logits, "draft", on)
-        tree = Tree.chain(tokens, on, logits)
+        tree = Draft(tokens, on, logits)
         return judge.verify(step, tree, logp.expand(rows, 2, V)).tokens[:, :1]
 
     (found,) = enumerate_distribution(decode, 1)

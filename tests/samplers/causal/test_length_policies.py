@@ -72,8 +72,8 @@ def test_control_a_draft_that_the_rule_stops_at_is_dropped(monkeypatch):
     def propose(self, step, tokens, _true=ModelDrafter.propose):
         draft = _true(self, step, tokens)
         kept = torch.zeros(len(tokens))
-        for i, logprobs in enumerate(self.chain.distributions[: draft.exists.shape[1]]):
-            kept = kept + logprobs.gather(1, draft.tokens[:, i, None])[:, 0]
+        for i in range(draft.exists.shape[1]):
+            kept = kept + draft.logq[:, i].gather(1, draft.tokens[:, i, None])[:, 0]
             draft.exists[:, i] &= 1 - kept.exp() <= 0.5
         return draft
 

@@ -36,7 +36,7 @@ from gen.samplers.causal.drafters.lora_drop import (
     dropped_layers,
     dropping_model,
 )
-from gen.samplers.engine.step_context import tree_positions
+from gen.samplers.engine.draft import tree_positions
 
 LENGTH, EVERY, WRONG = 8, 2, 1e-3
 speculative = registry.get("sampler", "speculative")

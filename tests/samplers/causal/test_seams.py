@@ -18,8 +18,8 @@ from gen.models.adapters.slot_cache import SlotCache
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.autoregressive import _NoDrafts
 from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.draft import tree_positions
 from gen.samplers.engine.rows import BatchSlots, RowStore
-from gen.samplers.engine.step_context import tree_positions
 
 V, LENGTH, EXACT = 24, 12, 1e-9
 NET = small_llama(V)
@@ -158,9 +158,9 @@ class Reading(_NoDrafts):
         super().__init__()
         self.states = []
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         self.states.append(output.hidden_states)
-        return super().verify(step, output)
+        return super().verify(step, draft, output)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])

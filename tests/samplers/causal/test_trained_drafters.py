@@ -86,10 +86,10 @@ def test_control_drafts_of_another_distribution(tmp_path, monkeypatch, name):
     """Claims the distribution of no drafter, whatever the drafts were drawn from."""
     verify = NodeDrafter.verify
 
-    def claimed(self, step, output):
-        if self.tree is not None:
-            self.tree.logq = torch.where(self.tree.logq.isneginf(), -torch.inf, -math.log(3))
-        return verify(self, step, output)
+    def claimed(self, step, draft, output):
+        if draft.logq is not None:
+            draft.logq = torch.where(draft.logq.isneginf(), -torch.inf, -math.log(3))
+        return verify(self, step, draft, output)
 
     weights = write(name, target(4, 3), tmp_path)
     monkeypatch.setattr(NodeDrafter, "verify", claimed)
