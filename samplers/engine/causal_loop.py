@@ -9,7 +9,7 @@ log-probabilities [b, W, V]; or latents, and their distributions conditioning ve
 token follows them. Both are committed.
 
 Rows advance independently, each with its own n, window and round. A row that is finished takes the
-next waiting item, or leaves the batch (``gen.samplers.engine.slots``). Nothing a row draws depends
+next waiting item, or leaves the batch (``gen.samplers.engine.rows``). Nothing a row draws depends
 on another row. A row that commits the eos token, or a token that stops it, is finished: every later
 position holds the eos token, and is filled without a forward pass.
 """
@@ -37,8 +37,7 @@ from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
 from gen.samplers.engine.outcome import Outcome
-from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.rows import BatchSlots, RowOwner, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
