@@ -43,7 +43,7 @@ from gen.core.params import check_field, integer, number
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.one_pass import learned_mask, require_plain_history
+from gen.models.targets.mask_tokens import learned_mask, require_plain_history
 from gen.samplers.engine.causal_loop import RAW_LOGPROBS, Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict

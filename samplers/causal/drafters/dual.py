@@ -20,17 +20,20 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.samplers.causal.drafters.one_pass import mask_token
+from gen.models.targets.mask_tokens import mask_token
+from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
-from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.step_context import CausalStep
 
 DUAL = "dual_stream"
 MOST = 32  # masks behind the last token
 
 
-class DualNodes(ParallelNodes):
-    """Distributions of the target at its mask tokens, each about its own position."""
+@register("drafter", DUAL)
+class DualStream(ParallelNodes):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
+
+    needs_weights = True  # those of the target
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         first = super().begin(step, tokens)
@@ -38,13 +41,6 @@ class DualNodes(ParallelNodes):
         nothing = torch.full_like(first, -torch.inf)
         self.logq = torch.cat([first, self.logq[:, 2:], nothing], 1)
         return first
-
-
-@register("drafter", DUAL)
-class DualStream(DualNodes):
-    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
-
-    needs_weights = True  # those of the target
 
     @classmethod
     def of(cls, sampler, target, draft):

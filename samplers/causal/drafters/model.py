@@ -31,8 +31,8 @@ from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import facts_of_model
 from gen.samplers.causal.drafters.base import DraftSource, part_params
-from gen.samplers.causal.drafters.trained import facts_of_model
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.causal.length_policies.policies import AutoLength
 from gen.samplers.engine.causal_loop import Drafter

@@ -32,10 +32,14 @@ from gen.core.registry import register
 from gen.models.adapters.layer_plans import replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import unseen
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep

@@ -286,11 +286,9 @@ def begin_chains(target, rng: RNG, method: ChainSampler, canvas: Tensor | None) 
     require_constraint_kept(method, target.space)
     batch = begin_batch(target, canvas)
     b, device = len(batch.slots), target.device
-    for name in ("logprobs", "score"):
-        batch.memory.register(name)
     batch.memory["logprobs"] = torch.zeros(b, 0, target.legal.shape[1], device=device)
     batch.memory["score"] = torch.zeros(b, target.length, dtype=torch.float64, device=device)
-    batch.memory.register("begins", True, torch.ones(b, dtype=torch.bool, device=device))
+    batch.memory["begins"] = torch.ones(b, dtype=torch.bool, device=device)
     return ChainRun(batch, rng, method)
 
 
@@ -303,7 +301,7 @@ def draft(run: ChainRun) -> Chain:
     batch, k = run.batch, run.method.width
     masked, logprobs = batch.masked, batch.memory["logprobs"]
     steps = ((masked.sum(1) - 1) // k).clamp_max(run.method.num_drafts - 1)
-    steps = steps.masked_fill(batch.memory["begins"], 0)
+    steps = steps.masked_fill(batch.memory.get("begins", True), 0)
     n = int(steps.max())
     positions = ranked(batch.memory["score"], masked).argsort(1)[:, : n * k]
     exists = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
