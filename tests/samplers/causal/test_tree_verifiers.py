@@ -26,7 +26,7 @@ from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.static import Branching
+from gen.samplers.causal.shapes.static import Branching, levels_of
 from gen.samplers.engine.draft import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.base import Verifier
 from gen.samplers.verifiers.trees import Follow, node
@@ -227,4 +227,5 @@ def test_a_tree_accepts_more_than_its_first_path():
 
 def test_a_budget_of_branching_counts_every_level():
     params = replace(registry.params_of("shape", "branching")(), branching="3-2-1")
-    assert (Branching(params).nodes, Branching(params).depth) == (3 + 6 + 6, 3)
+    tree = Branching(params)
+    assert (tree.nodes, len(levels_of(tree.parents()))) == (3 + 6 + 6, 3)
