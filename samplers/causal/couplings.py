@@ -41,7 +41,7 @@ from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import (
     TOKEN,
-    PositionVerifier,
+    Token,
     num_accepted,
     recovered,
 )
@@ -85,7 +85,7 @@ class Coupling:
 class _Verified(Coupling):
     """Coupling with a verifier up to the first rejection, and ``redraft`` after it."""
 
-    def __init__(self, verifier: PositionVerifier = TOKEN):
+    def __init__(self, verifier: Token = TOKEN):
         self.verifier = verifier
 
     def step(self, step, drafts, logp, next_logprobs):

@@ -34,7 +34,7 @@ from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, checked, width_of
-from gen.samplers.verifiers.base import PositionVerifier
+from gen.samplers.verifiers.base import Token
 
 REPLACE = "replace"  # of ``redraft``
 
@@ -252,7 +252,7 @@ class SpeculativeJacobi(CausalSampler):
         self,
         target: CausalTarget,
         draft: CausalTarget | None,
-        verifier: PositionVerifier | None = None,
+        verifier: Token | None = None,
         window: int | AutoWidth | None = None,
     ) -> JacobiDrafter:
         """Make the drafter of one call.

@@ -19,7 +19,7 @@ temperature 0 all of them give the argmax tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gen.core.errors import GenError, bad_value
 from gen.core.params import Params, optional_integer, part
@@ -28,14 +28,13 @@ from gen.core.sampler import PartSampler, Preset, draft_models
 from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
-from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import DRAWS
-from gen.samplers.engine.window import AUTO, auto_width
+from gen.samplers.engine.window import AUTO, LADDER, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -241,8 +240,8 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
         kind = self._shape_type()
         params = self._shape_params()
         if self._has_auto_budget():
-            auto = auto_width(self, target, 1 + most_nodes(kind, params))
-            shape = AutoShape(kind, params, auto)
+            most = kind(replace(params, nodes=LADDER[-1] - 1)).nodes
+            shape = kind(params, auto_width(self, target, 1 + most))
         elif kind is Chain:
             shape = Chain(None, int(self.num_speculative_tokens))
         else:

@@ -37,7 +37,7 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
-from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import LengthPolicy
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, PathRule

@@ -33,8 +33,7 @@ from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import facts_of_model
 from gen.samplers.causal.drafters.base import DraftSource, part_params
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.causal.length_policies.policies import AutoLength
+from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
