@@ -26,7 +26,6 @@ from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.step_context import CausalStep
 
-DUAL = "dual_stream"
 MOST = 32  # masks behind the last token
 
 
@@ -41,7 +40,7 @@ class DualNodes(ParallelNodes):
         return first
 
 
-@register("drafter", DUAL)
+@register("drafter", "dual_stream")
 class DualStream(DraftSource):
     """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
 
@@ -51,11 +50,9 @@ class DualStream(DraftSource):
     def nodes(cls, sampler, target, draft):
         if sampler.drafter_weights is not None:
             raise GenError(
-                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter {DUAL} is"
-                " the target itself; expected None"
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
+                " dual_stream is the target itself; expected None"
             )
-        model = language_model(target, DUAL)
-        mask = mask_token(target, DUAL)
-        count = min(MOST, max(1, target.length - 1))
-        masks = torch.full((count,), mask, device=target.device)
-        return DualNodes(draft_target(target, model), masks)
+        mask = mask_token(target, "dual_stream")
+        masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
+        return DualNodes(draft_target(target, language_model(target, "dual_stream")), masks)
