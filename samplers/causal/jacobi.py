@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from gen.core.checks import check_int
 from gen.core.errors import bad_value
 from gen.core.method import Limit
@@ -268,15 +266,12 @@ class SpeculativeJacobi(CausalSampler):
         coupling = coupling() if verifier is None else coupling(verifier)
         if isinstance(coupling, Fresh):
             coupling.keep_threshold = self.keep_threshold
-        dtype = torch.float64 if target.model.dtype == torch.float64 else torch.float32
-        parts = (coupling, init, target.space, target.legal, self.trend, dtype)
         if self.tree_width > 1:
             chain = int(self.window) - num_siblings(self.tree_width, self.tree_levels)
-            tree = self.tree_width, self.tree_levels
-            return ProactiveDrafter(tree, min(chain, target.length), *parts)
-        return JacobiDrafter(
-            width_of(self.window, self, target) if window is None else window, *parts
-        )
+            chain, tree = min(chain, target.length), (self.tree_width, self.tree_levels)
+            return ProactiveDrafter(tree, target, chain, coupling, init, self.trend)
+        window = width_of(self.window, self, target) if window is None else window
+        return JacobiDrafter(target, window, coupling, init, self.trend)
 
     def make_drafter(self, target, draft):
         return self.window_drafter(target, draft)

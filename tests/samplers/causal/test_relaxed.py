@@ -375,10 +375,10 @@ def never_the_first(coupling: str) -> float:
     model = TabularCausal(2)
 
     def decode(rng, context):
-        init = registry.get("initialiser", "uniform")()
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
-        drafter = JacobiDrafter(3, part, init, space, target.legal, dtype=torch.float64)
+        init = registry.get("initialiser", "uniform")(target)
+        drafter = JacobiDrafter(target, 3, part, init)
         return decode_causal(target, rng, drafter).tokens
 
     found = enumerate_distribution(decode, CONTEXTS)
