@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from gen.core.checks import check_int
-from gen.core.errors import bad_value
-from gen.core.params import check_field, integer, number
+from gen.core.params import Rule, integer, number, param
 from gen.core.sampler import Sampler
 from gen.samplers.causal.beam.pool import PoolParams
 
@@ -20,10 +16,6 @@ class DeterministicSampler(Sampler):
     reference = "greedy decoding; a deterministic rule"
     guarantee = "approximate"
 
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            check_field(f, getattr(self, f.name))
-
     @property
     def deterministic(self) -> bool:
         return True
@@ -31,16 +23,6 @@ class DeterministicSampler(Sampler):
     @property
     def returns_logprobs(self) -> bool:
         return False  # a search takes tokens of several texts
-
-
-def early_stopping() -> Any:
-    """Declare ``early_stopping`` as transformers has it."""
-
-    def check(name: str, value: Any) -> None:
-        if value not in (True, False, "never"):
-            raise bad_value(name, value, "true, false or 'never'")
-
-    return field(default=False, metadata={"check": check})
 
 
 @dataclass(frozen=True)
@@ -53,12 +35,12 @@ class PoolSampler(DeterministicSampler):
     """
 
     length_penalty: float = number(1.0, -100, 100)
-    early_stopping: bool | str = early_stopping()
+    early_stopping: bool | str = param(
+        False, also=(True, False, "never"), expected="true, false or 'never'"
+    )
     rank: int = integer(0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("sampler.rank", self.rank, 0, self.num_texts - 1)
+    rules = (Rule("rank", lambda s: s.rank < s.num_texts, lambda s: f"0 to {s.num_texts - 1}"),)
 
     @property
     def num_texts(self) -> int:
