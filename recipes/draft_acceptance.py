@@ -55,18 +55,18 @@ class MeasuredSpeculative(Speculative):
         object.__setattr__(self, "visits", visits)
         super().__init__(**params)
 
-    def _rule(self) -> type[Verifier]:
-        rule, sampler = super()._rule(), self
+    def make_verifier(self) -> Verifier:
+        rule, sampler = self.parts.verifier, self
 
         class Noted(rule):
             """The verifier, with notes."""
 
             def verify(self, step, tree, logp):
                 verdict = super().verify(step, tree, logp)
-                note(sampler.visits, tree, logp, verdict, sampler._draws())
+                note(sampler.visits, tree, logp, verdict, sampler.way_to_draw())
                 return verdict
 
-        return Noted
+        return Noted()
 
 
 def run(pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any]) -> tuple[float, Visits]:
