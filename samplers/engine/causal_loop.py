@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,13 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.captured_step import StepGraphs
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
-from gen.samplers.engine.outcome import Outcome, copy_to_host
+from gen.samplers.engine.outcome import Outcome
 from gen.samplers.engine.rows import BatchSlots, RowOwner, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.step import Computed, compute
@@ -56,12 +58,15 @@ class Drafter(RowOwner):
         targets: draft models of the same items, whose rows follow the batch.
         needs: capabilities asked of the target, of ``NEEDS``.
         hidden_layers: layers whose hidden states it needs (``StepOutput.hidden_states``).
+        captures: whether ``propose`` and ``verify`` read no value on the host, of the step neither,
+            and make tensors whose shapes depend on the numbers of rows and columns alone.
     """
 
     window: int
     targets: tuple[Target, ...] = ()
     needs: frozenset[str] = frozenset()
     hidden_layers: tuple[str, ...] = ()
+    captures: bool = False
 
     @property
     def nfe(self) -> list[int] | None:
@@ -182,6 +187,7 @@ class CausalRun(SteppableRun):
         self.recorder = StatsRecorder(len(self.tokens), trace, drafter.window)
         count = target.sampling.logprobs
         self.logprobs = None if count is None else LogprobRecorder(len(self.tokens), count)
+        self.graphs = StepGraphs.of(self)
         # constants of the last step, which hold as long as it has the same shape [b, W]
         self.shape = 0, 0
         self.column = self.row = self.full_widths = self.room = np.zeros(0, dtype=np.int64)
@@ -189,9 +195,12 @@ class CausalRun(SteppableRun):
 
     def step(self) -> None:
         # 1. Positions of the next window of every row
-        step = self.next_step()
         # 2. Draft its tokens, run one forward pass and verify
-        made = compute(step, self.drafter, self.target, self.committed_tokens(), self.last)
+        if self.graphs is not None and not self.target.lacks_prompts:
+            made = self.graphs.compute(self.next_step(min(self.drafter.window, self.total)))
+        else:
+            step = self.next_step()
+            made = compute(step, self.drafter, self.target, self.committed_tokens(), self.last)
         # 3. The one copy to the host, which decides about the course of the rows
         outcome = self.to_host(made)
         self.drafter.observe(made.step, outcome.num_accepted, outcome.num_drafted)
@@ -242,6 +251,10 @@ class CausalRun(SteppableRun):
         return self.tokens[at], self.here(np.arange(self.total) < known[:, None])
 
     @property
+    def is_over(self) -> bool:
+        return not len(self.slots) or bool(np.all(self.start >= self.total))
+
+    @property
     def recorded(self) -> StatsRecorder:
         return self.recorder
 
@@ -262,15 +275,18 @@ class CausalRun(SteppableRun):
         """Move an array to the target's device; nobody may write to it afterwards."""
         return torch.from_numpy(x) if self.on_host else to_device(x, self.device)
 
-    def next_step(self) -> CausalStep:
+    def next_step(self, width: int | None = None) -> CausalStep:
         """Lay out the next window of every row.
 
         A column that does not exist repeats the row's first one, token and position, which changes
         nothing.
+
+        Args:
+            width: columns; None for as many as any row has room for.
         """
         self.room = self._bounds() - self.start
         rooms = self.room.tolist()  # its least and most take less time than an array's
-        width = min(self.drafter.window, max(rooms))
+        width = min(self.drafter.window, max(rooms)) if width is None else width
         self._lay_out(len(rooms), width)
         positions = self.start[:, None] + self.column
         widths, valid = self.full_widths, self.all_valid
@@ -316,10 +332,8 @@ class CausalRun(SteppableRun):
         """Copy the outcome of a step to the host and count what is to be committed."""
         step, draft, verdict = made.step, made.draft, made.verdict
         self._lay_out(*step.valid.shape)
-        counts = verdict.num_accepted if verdict.num_committed is None else verdict.num_committed
-        counts, drafted, ids, failed, draft_failed = copy_to_host(
-            counts, draft.exists, verdict.tokens, made.failed, draft.failed
-        )
+        known: Any = made.columns.to_host(made.joined)
+        counts, drafted = known["counts"][:, 0], known["drafted"]
         if verdict.num_committed is None:
             accepted, committed = counts, np.minimum(counts + 1, step.widths)
         else:
@@ -331,7 +345,14 @@ class CausalRun(SteppableRun):
             drafted = drafted[:, : draft.num_drafts]
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
         return Outcome(
-            accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
+            accepted,
+            drafted,
+            known["token_ids"],
+            num_drafted,
+            committed,
+            columns,
+            known["failed"],
+            known["draft_failed"],
         )
 
     def truncate_at_end(self, outcome: Outcome) -> None:
@@ -475,7 +496,9 @@ class CausalRun(SteppableRun):
         """Give the rows that are finished to waiting items, or drop them."""
         if max(self.start.tolist()) < self.total:
             return
-        change = self.slots.retire(self.start >= self.total)
-        assert change is not None, "at least one row is done"
+        done = self.start >= self.total
+        change = self.slots.retire(done if self.graphs is None else self.graphs.leaving(done))
+        if change is None:  # rows that have finished wait
+            return
         self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
         self.last = change.follow(self.last)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +23,7 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
+from gen.samplers.engine.outcome import Columns
 from gen.samplers.engine.step_context import CausalStep
 
 
@@ -34,14 +36,16 @@ class Computed:
         draft: drafts, of which those beyond the last position of a row do not exist.
         output: outcome of the forward pass.
         verdict: what the drafter made of them.
-        failed: tokens of the verdict that were drawn from no distribution, bool [b, W].
+        columns: what the host reads of it.
+        joined: its columns in one tensor, of a step that was replayed; None to join them.
     """
 
     step: CausalStep
     draft: Draft
     output: StepOutput
     verdict: Verdict
-    failed: Tensor
+    columns: Columns
+    joined: Tensor | None = None
 
 
 def compute(
@@ -73,19 +77,27 @@ def compute(
         failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
     if verdict.path is not None:  # keys and values of the accepted branch go to their positions
         target.commit_path(verdict.path, verdict.num_accepted)
-    return Computed(step, draft, output, verdict, failed)
+    counts = verdict.num_accepted if verdict.num_committed is None else verdict.num_committed
+    ids = verdict.tokens if verdict.tokens.ndim == 2 else None
+    columns = Columns(counts[:, None], draft.exists, failed, ids, draft.failed)
+    return Computed(step, draft, output, verdict, columns)
 
 
 def branched(step: CausalStep, draft: Draft) -> CausalStep:
     """Lay the columns of a tree of drafts at the positions of their depth, and those of a draft
-    with positions there; a chain lies there.
+    with positions there; a chain lies there, and ends where the draft ends.
 
     Drafts beyond the last position do not exist (``draft.exists``).
     """
     if draft.positions is not None:
         positions = torch.cat([step.start[:, None], draft.positions], 1)
     elif draft.is_chain:
-        return step
+        width = 1 + draft.tokens.shape[1]
+        if width >= step.valid.shape[1]:
+            return step
+        positions, valid = step.positions[:, :width], step.valid[:, :width]
+        widths = np.minimum(step.widths, width)
+        return replace(step, positions=positions, valid=valid, widths=widths)
     else:
         positions = step.start[:, None] + F.pad(draft.depth, (1, 0))
     inside = positions < (step.start + step.left)[:, None]

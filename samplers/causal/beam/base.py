@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from typing import ClassVar
 
-from gen.core.params import check_field
 from gen.core.sampler import Sampler
 from gen.samplers.engine.hypotheses import Search, decode_hypotheses
 
@@ -17,10 +15,6 @@ class DeterministicSampler(Sampler):
     protocol = "causal"
     reference = "greedy decoding; a deterministic rule"
     guarantee = "approximate"
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            check_field(f, getattr(self, f.name))
 
     @property
     def deterministic(self) -> bool:
