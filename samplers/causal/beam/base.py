@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 
-from gen.core.params import check_field
 from gen.core.sampler import Sampler
 from gen.samplers.engine.hypotheses import Item, Search, decode_hypotheses
 
@@ -16,10 +14,6 @@ class DeterministicSampler(Sampler):
     protocol = "causal"
     reference = "greedy decoding; a deterministic rule"
     guarantee = "approximate"
-
-    def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            check_field(f, getattr(self, f.name))
 
     @property
     def deterministic(self) -> bool:

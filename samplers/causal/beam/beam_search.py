@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from gen.core.errors import bad_value
 from gen.core.method import GREEDY_DECODING, Limit, method
-from gen.core.params import integer, number
+from gen.core.params import Rule, integer, number
 from gen.core.registry import register
 from gen.samplers.causal.beam.pool import (
     Candidate,
@@ -115,14 +114,14 @@ class BeamSearch(PoolSampler):
 
     papers = ("1610.02424",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_beams % self.num_beam_groups:
-            raise bad_value(
-                "sampler.num_beam_groups",
-                self.num_beam_groups,
-                f"a divisor of num_beams {self.num_beams}",
-            )
+    rules = (
+        *PoolSampler.rules,
+        Rule(
+            "num_beam_groups",
+            lambda s: not s.num_beams % s.num_beam_groups,
+            "a divisor of num_beams {num_beams}",
+        ),
+    )
 
     @property
     def num_texts(self) -> int:

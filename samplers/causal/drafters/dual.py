@@ -25,11 +25,10 @@ from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.engine.step_context import CausalStep
 
-DUAL = "dual_stream"
 MOST = 32  # masks behind the last token
 
 
-@register("drafter", DUAL)
+@register("drafter", "dual_stream")
 class DualStream(ParallelNodes):
     """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
 
@@ -46,11 +45,9 @@ class DualStream(ParallelNodes):
     def of(cls, sampler, target, draft):
         if sampler.drafter_weights is not None:
             raise GenError(
-                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter {DUAL} is"
-                " the target itself; expected None"
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
+                " dual_stream is the target itself; expected None"
             )
-        model = language_model(target, DUAL)
-        mask = mask_token(target, DUAL)
-        count = min(MOST, max(1, target.length - 1))
-        masks = torch.full((count,), mask, device=target.device)
-        return cls(draft_target(target, model), masks)
+        mask = mask_token(target, "dual_stream")
+        masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
+        return cls(draft_target(target, language_model(target, "dual_stream")), masks)

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,9 +38,8 @@ from gen.models.targets.trained_drafters import (
     unfiltered,
 )
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.model import unseen
+from gen.samplers.causal.drafters.model import DraftModel
 from gen.samplers.engine.draft import Draft
-from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 
 MASKED, PROMPT = "masked", "prompt"
@@ -93,7 +91,7 @@ def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
     return model.with_network(replaced(network, name, extended))
 
 
-class ParallelNodes(DraftSource):
+class ParallelNodes(DraftModel, DraftSource):
     """Distributions of a draft model at mask tokens.
 
     Args:
@@ -101,22 +99,15 @@ class ParallelNodes(DraftSource):
         masks: ids of the mask tokens behind the last token, long [k - 1].
     """
 
-    known = RowState(start=-1)  # furthest position that the draft model was asked for, [b]
-
     def __init__(self, draft: CausalTarget, masks: Tensor):
-        self.draft, self.targets, self.masks = draft, (draft,), masks
-        self.known = np.full(draft.rows, -1)
-        self.num_passes = torch.zeros(draft.items, dtype=torch.long, device=draft.device)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
+        super().__init__(draft)
+        self.masks = masks
 
     def count_passes(self, step, passes):
-        self.num_passes.index_add_(0, step.rows, passes.clamp_max(1))
+        super().count_passes(step, passes.clamp_max(1))
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        given, at = unseen(step, tokens, self.known)
+        given, at = self.unseen(step, tokens)
         self.known = step.starts
         # a mask beyond the last position repeats the one before it
         room = self.draft.length - 1 - step.start[:, None]
