@@ -156,13 +156,8 @@ class AutoLength(LengthPolicy):
 
     def over(self, width, starts, tokens):
         self.auto.observe(width, starts, tokens)
-        if self.auto.width - 1 != self.length:
-            self.length = self.auto.width - 1
-            self.lengths = np.full_like(self.lengths, self.length)
-
-    @property
-    def most(self):
-        return self.length
+        self.length = self.auto.width - 1
+        self.lengths = np.full_like(self.lengths, self.length)
 
 
 @register("length_policy", "heuristic")
