@@ -91,11 +91,9 @@ class JacobiDrafter(Windowed):
         active = exists if init.redrafts else enters[:, first:]
 
         def canvas() -> Tensor:
-            """Join committed tokens and drafts so far, [b, T]."""
-            total = tokens.shape[1]  # what is not carried goes to a position behind all others
-            at = torch.where(exists & ~enters, step.positions[:, :length], total)
-            joined = torch.cat([tokens, tokens[:, :1]], 1)
-            return joined.scatter_(1, at, draft.tokens)[:, :total]
+            # what is not carried goes to a position behind all others
+            at = torch.where(exists & ~enters, step.positions[:, :length], tokens.shape[1])
+            return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, draft.tokens)
 
         compares, logp = self.coupling.compares, draft.logq if init.corrects else None
         filled = init.fill(

@@ -50,7 +50,8 @@ class Entering:
         enters: those of them that have no draft yet, bool [b, n].
         carried: drafts of each row that have one, int64 [b], on the host.
         compares: whether the distribution of a draft is read.
-        canvas: makes committed tokens and drafts so far, a fresh [b, T].
+        canvas: makes committed tokens and drafts so far, a fresh [b, T + 1] whose last column is
+            for what does not exist.
         logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
             None unless the initialiser ``corrects``.
     """

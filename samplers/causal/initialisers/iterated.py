@@ -38,7 +38,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.registry import register, registry
@@ -114,7 +113,7 @@ class IteratedInitialiser(Initialiser):
     def fill(self, entering: Entering) -> Draft:
         # 1. A guess where a position enters, the iterate of the target elsewhere
         step, enters, first = entering.step, entering.enters, entering.first
-        canvas = F.pad(entering.canvas(), (0, 1))
+        canvas = entering.canvas()
         # columns that do not exist are written behind all positions
         slots = torch.where(entering.active, entering.positions, canvas.shape[1] - 1)
         guess = self.guess.fill(replace(entering, active=enters, compares=False)).tokens
