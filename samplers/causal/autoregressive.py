@@ -23,7 +23,7 @@ from gen.samplers.engine.draft import Draft, Verdict
 class _NoDrafts(Drafter):
     """Drafter that drafts nothing: every step draws one token."""
 
-    window = 1
+    window, captures = 1, True
 
     def __init__(self):
         self.rows: Tensor | None = None

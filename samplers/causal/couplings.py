@@ -39,7 +39,7 @@ from gen.core.rng import PIECE
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.verifiers.base import TOKEN, PositionVerifier, num_accepted, recovered
+from gen.samplers.verifiers.base import TOKEN, Token, num_accepted, recovered
 
 
 class Coupling:
@@ -74,7 +74,7 @@ class Coupling:
 class _Verified(Coupling):
     """Coupling with a verifier up to the first rejection, and ``redraft`` after it."""
 
-    def __init__(self, verifier: PositionVerifier = TOKEN):
+    def __init__(self, verifier: Token = TOKEN):
         self.verifier = verifier
 
     def step(self, step, draft, logp, following):

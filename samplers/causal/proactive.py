@@ -32,7 +32,7 @@ from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import TOKEN
-from gen.samplers.verifiers.recursive import Recursive
+from gen.samplers.verifiers.trees import Recursive
 
 
 def num_siblings(width: int, levels: int) -> int:

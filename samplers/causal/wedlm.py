@@ -31,7 +31,7 @@ Preset: ``wedlm``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,11 +39,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.method import SEQUENTIAL, Limit, method
-from gen.core.params import check_field, integer, number
+from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.one_pass import learned_mask, require_plain_history
+from gen.models.targets.mask_tokens import learned_mask, require_plain_history
 from gen.samplers.engine.causal_loop import RAW_LOGPROBS, Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
@@ -170,10 +170,6 @@ class MaskedWindowSampler(CausalSampler):
     papers = ("2512.22737",)
     reference = "one position per forward pass"
     guarantee = "approximate"
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            check_field(f, getattr(self, f.name))
 
     @property
     def returns_logprobs(self) -> bool:

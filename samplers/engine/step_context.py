@@ -88,9 +88,13 @@ class CausalStep(StepContext):
         starts: ``start`` on the host, int64 [b].
         items: ``rows`` on the host, int64 [b].
         room: positions before the one at which a row stops or waits, int64 [b], on the host.
+        left: ``room`` on the device, long [b].
+        is_full: whether every row has all columns, as far as the host knows.
     """
 
     widths: np.ndarray
     starts: np.ndarray
     items: np.ndarray
     room: np.ndarray
+    left: Tensor
+    is_full: bool = False

@@ -20,17 +20,19 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.one_pass import mask_token
+from gen.models.targets.mask_tokens import mask_token
+from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
-from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.engine.step_context import CausalStep
 
 MOST = 32  # masks behind the last token
 
 
-class DualNodes(ParallelNodes):
-    """Distributions of the target at its mask tokens, each about its own position."""
+@register("drafter", "dual_stream")
+class DualStream(ParallelNodes):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
+
+    needs_weights = True  # those of the target
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         first = super().begin(step, tokens)
@@ -39,15 +41,8 @@ class DualNodes(ParallelNodes):
         self.logq = torch.cat([first, self.logq[:, 2:], nothing], 1)
         return first
 
-
-@register("drafter", "dual_stream")
-class DualStream(DraftSource):
-    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
-
-    needs_weights = True  # those of the target
-
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         if sampler.drafter_weights is not None:
             raise GenError(
                 f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
@@ -55,4 +50,4 @@ class DualStream(DraftSource):
             )
         mask = mask_token(target, "dual_stream")
         masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
-        return DualNodes(draft_target(target, language_model(target, "dual_stream")), masks)
+        return cls(draft_target(target, language_model(target, "dual_stream")), masks)

@@ -29,14 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.core.registry import register, registry
+from gen.core.params import Rule, param, part
+from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
-from gen.samplers.causal.drafters.trained import facts_of_model
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.causal.length_policies.policies import AutoLength
+from gen.models.targets.trained_drafters import facts_of_model
+from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
@@ -44,7 +44,7 @@ from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner, RowState, RowStore
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO, auto_width, checked
+from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 TargetT = TypeVar("TargetT", bound=CausalTarget)
@@ -255,7 +255,7 @@ def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParam
     return dataclasses.replace(draft.sampling, guidance_scale=guidance)
 
 
-class ModelNodes(DraftModel, Nodes):
+class ModelNodes(DraftModel, DraftSource):
     """Distributions of a draft model.
 
     A tree is computed again whenever it has grown: the draft model's cache holds what is committed,
@@ -288,49 +288,40 @@ class ModelNodes(DraftModel, Nodes):
         return logprobs.masked_fill(beyond[..., None], -torch.inf)
 
 
-class DraftsWithModel:
-    """Methods of samplers that may draft with a model. Parameters: those of ``ModelDrafted``."""
+def draft_model(of: str = "") -> Any:
+    """Declare the name of a draft model; ``of``: the parts that read it (``param``)."""
+    expected = "the name of a model, or None for the modality's own"
+    return param(None, str, also=(None,), of=of, expected=expected)
 
-    draft_model: str | None
-    num_speculative_tokens: int | str
-    policy: str
-    draft_temperature: float | None
-    draft_guidance: float | None
 
-    def check_drafting(self) -> None:
-        """Check the parameters. Raises ``GenError``."""
+@dataclass(frozen=True)
+class DraftsWithModel(CausalSampler):
+    """Base of samplers that may draft with a model.
 
-        def number(x):
-            return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
+    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
+    length policy. ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are
+    drawn from; None is what the target has, and a ``draft_guidance`` of 1 spares the draft its
+    unconditional half.
+    """
 
-        k = self.num_speculative_tokens
-        if self.draft_model is not None and not isinstance(self.draft_model, str):
-            raise bad_value(
-                "sampler.draft_model",
-                self.draft_model,
-                "the name of a model, or None for the modality's own",
-            )
-        checked(k, "sampler.num_speculative_tokens")
-        registry.get("length_policy", self.policy, "sampler.policy")
-        part_params(self, "length_policy", self.policy)
-        if k == AUTO and self.policy != "constant":
-            raise bad_value(
-                "sampler.policy",
-                self.policy,
-                "constant, because sampler.num_speculative_tokens is auto",
-            )
-        if self.draft_temperature is not None and (
-            not number(self.draft_temperature) or self.draft_temperature < 0
-        ):
-            raise bad_value(
-                "sampler.draft_temperature",
-                self.draft_temperature,
-                "a number of at least 0, or None",
-            )
-        if self.draft_guidance is not None and not number(self.draft_guidance):
-            raise bad_value(
-                "sampler.draft_guidance", self.draft_guidance, "a finite number, or None"
-            )
+    draft_model: str | None = draft_model()
+    num_speculative_tokens: int | str = param(5, int, 1, also=(AUTO,))
+    policy: str = part("constant", "length_policy")
+    draft_temperature: float | None = param(None, float, 0, also=(None,))
+    draft_guidance: float | None = param(None, float, also=(None,))
+
+    rules = (
+        Rule(
+            "policy",
+            lambda s: s.num_speculative_tokens != AUTO or s.policy == "constant",
+            "constant, because sampler.num_speculative_tokens is auto",
+        ),
+    )
+
+    @property
+    def timed(self) -> bool:
+        return self.num_speculative_tokens == AUTO
 
     def model_drafter(
         self, target: CausalTarget, draft: CausalTarget | None, verifier: Verifier
@@ -345,10 +336,8 @@ class DraftsWithModel:
         """Make the policy that decides how long the chains of so many rows are."""
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
-        policy = registry.get("length_policy", self.policy)
-        return policy(
-            rows, self.num_speculative_tokens, part_params(self, "length_policy", self.policy)
-        )
+        params = part_params(self, "length_policy", self.policy)
+        return self.parts.policy(rows, self.num_speculative_tokens, params)
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
@@ -376,57 +365,31 @@ class DraftsWithModel:
         return draft.with_params(sampling)
 
 
-@dataclass(frozen=True)
-class ModelDrafted(DraftsWithModel, CausalSampler):
-    """The parameters of samplers that may draft with a model, and the drafter they mean.
-
-    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
-    length policy; ``confidence_threshold``: of the policy confidence, and other policies have their
-    declared parameters.
-    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
-    is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
-    """
-
-    draft_model: str | None = None
-    num_speculative_tokens: int | str = 5
-    policy: str = "constant"
-    confidence_threshold: float = 0.4
-    draft_temperature: float | None = None
-    draft_guidance: float | None = None
-
-    protocol = "causal"
-
-    def __post_init__(self) -> None:
-        self.check_drafting()
-        known = registry.table("length_policy")
-        if known[self.policy].needs_same_tokens:
-            others = [name for name, policy in known.items() if not policy.needs_same_tokens]
-            expected = f"{' or '.join(others)}: here the tokens depend on the drafts"
-            raise bad_value("sampler.policy", self.policy, expected)
-
-    @property
-    def timed(self) -> bool:
-        return self.num_speculative_tokens == AUTO
+# for samplers whose verifiers let the drafts decide about the tokens
+DRAFTS_DECIDE = Rule(
+    "policy",
+    lambda s: not s.parts.policy.needs_same_tokens,
+    "{policy?}: here the tokens depend on the drafts",
+)
 
 
 @register("drafter", "model")
-class ModelDrafts(DraftSource):
+class ModelDrafts(ModelNodes):
     """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
     ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
 
     needs_draft_model = True
     is_model = True
-    width = "num_speculative_tokens"
+    size_param = "num_speculative_tokens"
 
     @classmethod
     def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
         return draft
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         draft = cls.draft_of(sampler, target, draft)
-        return ModelNodes(sampler.draft_target(target, draft))
+        return cls(sampler.draft_target(target, draft))
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

@@ -34,12 +34,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.models.load.locate import config_field
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import language_model
+from gen.models.targets.base import StepOutput, take
+from gen.models.targets.mask_tokens import mask_token, require_plain_history
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.heads import DepthNodes
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
@@ -49,7 +48,7 @@ from gen.samplers.verifiers.base import Verifier
 STREAMING = "streaming"
 
 
-class GroupNodes(Nodes):
+class GroupNodes(DepthNodes):
     """Distributions of the next drafts, from the group of masks behind the accepted ones.
 
     Args:
@@ -62,14 +61,8 @@ class GroupNodes(Nodes):
     def __init__(self, depth: int):
         self.depth = depth
 
-    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+    def begin(self, step, tokens):
         return self.logq[:, :1]
-
-    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        depth = tree.depth[:, first:]
-        row = torch.arange(len(depth), device=depth.device)[:, None]
-        found = self.logq[row, depth.clamp_max(self.depth - 1)]
-        return torch.where((depth < self.depth)[..., None], found, -torch.inf)
 
     def read_group(self, logprobs: Tensor, first: Tensor) -> None:
         """Read the distributions of one group.
@@ -80,8 +73,7 @@ class GroupNodes(Nodes):
                 those of positions that no draft is for.
         """
         column = first[:, None] + torch.arange(self.depth, device=first.device)
-        row = torch.arange(len(column), device=first.device)[:, None]
-        self.logq = logprobs[row, column.clamp_max(logprobs.shape[1] - 1)]
+        self.logq = take(logprobs, column.clamp_max(logprobs.shape[1] - 1))
 
 
 class OnePassDrafter(NodeDrafter):
@@ -108,7 +100,7 @@ class OnePassDrafter(NodeDrafter):
         if self.groups.logq is None:  # the first pass of all rows
             masks = torch.full_like(step.positions[:, 1:], self.mask)
             return Draft(masks, step.valid[:, 1:], num_drafts=0)
-        draft = super().propose(step, tokens)
+        draft = self.grow(step, tokens)
         rows, length = draft.tokens.shape
         if not length:  # one position is left
             return draft
@@ -146,56 +138,6 @@ class OnePassDrafter(NodeDrafter):
         ids[:, : length + 1] = verdict.tokens
         path = torch.arange(logp.shape[1] - 1, device=ids.device)
         return Verdict(accepted, ids, path.expand(len(ids), -1))
-
-
-def require_plain_history(target: CausalTarget, method: str) -> None:
-    """Refuse what reads the tokens before a position: masks are no tokens that one could read.
-
-    Raises:
-        GenError: there is a constraint, or a sampling parameter that looks back.
-    """
-    reads = "a constraint" if target.space.constraint is not None else None
-    if target.sampling.looks_back:
-        reads = f"sampling.{target.sampling.looks_back[0]}"
-    if reads is not None:
-        raise GenError(
-            f"{method} came with {reads}, which reads the tokens before a position, and its masks"
-            " are none; expected no constraint and no penalty, or another method"
-        )
-
-
-def learned_mask(target: CausalTarget, method: str, mask: int | None) -> int:
-    """Return the mask token of a causal model that was trained at it.
-
-    Args:
-        target: the model with its items.
-        method: drafter or sampler, for messages.
-        mask: mask token of the model's vocabulary; None where it has none.
-
-    Raises:
-        GenError: there is none, or the model was never trained at it.
-    """
-    name = target.name or "this model"
-    if mask is not None and target.model.trained_at_mask:
-        return mask
-    why = "has none" if mask is None else "has one in its vocabulary alone"
-    raise GenError(
-        f"{method} needs a causal model with a mask token that it was trained at, and {name} {why};"
-        " expected one that was trained to be causal and masked at once (gen.recipes.text.dual)"
-    )
-
-
-def mask_token(target: CausalTarget, drafter: str) -> int:
-    """Return the mask token of a network that was trained to be causal and masked at once.
-
-    Raises:
-        GenError: see ``learned_mask``.
-    """
-    config = language_model(target, drafter).config
-    mask = config_field(config, "mask_token_id")
-    if mask is not None:
-        mask = int(mask) if 0 <= mask < config.vocab_size else None
-    return learned_mask(target, f"the drafter {drafter}", mask)
 
 
 @register("drafter", STREAMING)

@@ -31,10 +31,14 @@ from gen.core.registry import register
 from gen.models.adapters.layer_plans import replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftModel
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import CausalStep
 
@@ -87,7 +91,7 @@ def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
     return model.with_network(replaced(network, name, extended))
 
 
-class ParallelNodes(DraftModel, Nodes):
+class ParallelNodes(DraftModel, DraftSource):
     """Distributions of a draft model at mask tokens.
 
     Args:
@@ -134,33 +138,33 @@ def draft_target(target: CausalTarget, model: SharedModel) -> CausalTarget:
 
 
 @register("drafter", MASKED)
-class Masked(DraftSource):
+class Masked(ParallelNodes):
     """Drafts of all depths in one pass of a small model over mask tokens. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, MASKED, target)
         model = language_model(target, MASKED)
         net = model.with_network(checked_load(masked_network(model, facts.net), weights, MASKED))
         masks = torch.full((int(facts.net["depth"]) - 1,), model.config.vocab_size)
-        return ParallelNodes(draft_target(target, net), masks.to(target.device))
+        return cls(draft_target(target, net), masks.to(target.device))
 
 
 @register("drafter", PROMPT)
-class Prompt(DraftSource):
+class Prompt(ParallelNodes):
     """Drafts of all depths in one pass of the target over trained prompt tokens. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, PROMPT, target)
         model, depth = language_model(target, PROMPT), int(facts.net["depth"])
         table = model.input_embeddings.weight
         tokens = checked_load(PromptTokens(depth, table), weights, PROMPT)
         masks = torch.arange(depth - 1, device=target.device) + len(table)
-        return ParallelNodes(draft_target(target, prompt_model(model, tokens)), masks)
+        return cls(draft_target(target, prompt_model(model, tokens)), masks)

@@ -27,20 +27,43 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowStore
 
 
-class SeveralNodes(Nodes):
-    """Distributions of several draft models.
+@method(
+    "specinfer",
+    sampler="speculative",
+    about="SpecInfer: a path of every draft model, siblings judged one after the other",
+    paper="2305.09781",
+    title="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative"
+    " Inference and Verification",
+    params={
+        "drafter": "several",
+        "shape": "paths",
+        "verifier": "recursive",
+        "paths": 2,
+        "path_length": 4,
+    },
+    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
+    example={"paths": 2, "path_length": 2},
+)
+@register("drafter", "several")
+class Several(DraftSource):
+    """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
+    joined by commas; ``draft_temperature``, ``draft_guidance``.
 
     Args:
         drafts: fresh targets of the M draft models.
         paths: paths of a tree, of which number i is of model i mod M.
     """
+
+    needs_draft_model = True
+    several = True
+    draws = (WITH_REPLACEMENT,)
 
     def __init__(self, drafts: Sequence[CausalTarget], paths: int):
         self.models = [ModelNodes(draft) for draft in drafts]
@@ -74,33 +97,6 @@ class SeveralNodes(Nodes):
             found |= zip(new.tolist(), logq.unbind(1), strict=True)
         return torch.stack([found[column] for column in range(first, size)], 1)
 
-
-@method(
-    "specinfer",
-    sampler="speculative",
-    about="SpecInfer: a path of every draft model, siblings judged one after the other",
-    paper="2305.09781",
-    title="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative"
-    " Inference and Verification",
-    params={
-        "drafter": "several",
-        "shape": "paths",
-        "verifier": "recursive",
-        "paths": 2,
-        "path_length": 4,
-    },
-    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
-    example={"paths": 2, "path_length": 2},
-)
-@register("drafter", "several")
-class Several(DraftSource):
-    """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
-    joined by commas; ``draft_temperature``, ``draft_guidance``."""
-
-    needs_draft_model = True
-    several = True
-    draws = (WITH_REPLACEMENT,)
-
     @classmethod
     def check(cls, sampler: Any) -> None:
         reason = "because sampler.drafter several has siblings of different models"
@@ -118,11 +114,11 @@ class Several(DraftSource):
         _require_paths(sampler.paths, len(sampler.draft_names))
 
     @classmethod
-    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> SeveralNodes:
+    def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Several:
         drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
         _require_paths(sampler.paths, len(drafts))
         models = [sampler.draft_target(target, one) for one in drafts]
-        return SeveralNodes(models, sampler.paths)
+        return cls(models, sampler.paths)
 
 
 def _require_paths(paths: int, models: int) -> None:

@@ -24,18 +24,21 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.host import may_be_any
 
 
-class SuperposedNodes(ModelNodes):
-    """Distributions of a draft model that reads all drafts of a depth at once.
+@register("drafter", "superposed")
+class Superposed(ModelNodes):
+    """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
+    ``draft_model``, ``draft_temperature``, ``draft_guidance``.
 
     Args:
         draft: fresh target of the draft model.
     """
+
+    needs_draft_model = True
 
     def __init__(self, draft: CausalTarget):
         super().__init__(draft)
@@ -68,6 +71,18 @@ class SuperposedNodes(ModelNodes):
         super().count_passes(step, passes)
         del self.logq  # nobody asks any more
 
+    @classmethod
+    def check(cls, sampler):
+        shapes = registry.table("shape")
+        if not shapes[sampler.shape].by_level:
+            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
+            expected = f"one that grows level by level ({known}) with the drafter superposed"
+            raise bad_value("sampler.shape", sampler.shape, expected)
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        return cls(sampler.draft_target(target, draft))
+
 
 def path_logprobs(tree: Draft, logq: Tensor) -> Tensor:
     """Compute the log-probabilities [b, L] of the paths to the drafts of a tree, from those of the
@@ -79,23 +94,3 @@ def path_logprobs(tree: Draft, logq: Tensor) -> Tensor:
         mass = logq[row, above].gather(1, tree.tokens[:, column, None])[:, 0]
         total[:, column + 1] = total[row, above] + mass
     return total[:, 1:]
-
-
-@register("drafter", "superposed")
-class Superposed(DraftSource):
-    """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
-    ``draft_model``, ``draft_temperature``, ``draft_guidance``."""
-
-    needs_draft_model = True
-
-    @classmethod
-    def check(cls, sampler):
-        shapes = registry.table("shape")
-        if not shapes[sampler.shape].by_level:
-            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
-            expected = f"one that grows level by level ({known}) with the drafter superposed"
-            raise bad_value("sampler.shape", sampler.shape, expected)
-
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        return SuperposedNodes(sampler.draft_target(target, draft))

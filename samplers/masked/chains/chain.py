@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.params import choice, integer
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler, require_constraint_kept
@@ -84,19 +85,17 @@ class ChainSampler(Sampler):
             with temperature and filters.
     """
 
-    num_drafts: int = 4
+    num_drafts: int = integer(4, least=1)
     order: str = "confidence"
-    confidence_on: str = "raw"
+    confidence_on: str = choice("raw", ("raw", "shaped"))
 
     protocol = "masked"
     kinds = ("codes",)
     reference = "one position per step in the same order"
 
     def __post_init__(self) -> None:
-        at_least_one("num_drafts", self.num_drafts)
-        marginal_order(self.order)
-        if self.confidence_on not in ("raw", "shaped"):
-            raise bad_value("sampler.confidence_on", self.confidence_on, "raw or shaped")
+        super().__post_init__()
+        marginal_order(self.order)  # which refuses an unknown one
 
     @property
     def width(self) -> int:
@@ -143,12 +142,6 @@ class ChainSampler(Sampler):
     ):
         """Decode every item of the target; see ``Sampler``."""
         return decode_chains(target, rng, self, canvas=canvas, trace=trace, callback=callback)
-
-
-def at_least_one(name: str, value: object) -> None:
-    """Raise ``GenError`` unless a parameter is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise bad_value(f"sampler.{name}", value, "an integer of at least 1")
 
 
 def decode_chains(
@@ -286,11 +279,9 @@ def begin_chains(target, rng: RNG, method: ChainSampler, canvas: Tensor | None) 
     require_constraint_kept(method, target.space)
     batch = begin_batch(target, canvas)
     b, device = len(batch.slots), target.device
-    for name in ("logprobs", "score"):
-        batch.memory.register(name)
     batch.memory["logprobs"] = torch.zeros(b, 0, target.legal.shape[1], device=device)
     batch.memory["score"] = torch.zeros(b, target.length, dtype=torch.float64, device=device)
-    batch.memory.register("begins", True, torch.ones(b, dtype=torch.bool, device=device))
+    batch.memory["begins"] = torch.ones(b, dtype=torch.bool, device=device)
     return ChainRun(batch, rng, method)
 
 
@@ -303,7 +294,7 @@ def draft(run: ChainRun) -> Chain:
     batch, k = run.batch, run.method.width
     masked, logprobs = batch.masked, batch.memory["logprobs"]
     steps = ((masked.sum(1) - 1) // k).clamp_max(run.method.num_drafts - 1)
-    steps = steps.masked_fill(batch.memory["begins"], 0)
+    steps = steps.masked_fill(batch.memory.get("begins", True), 0)
     n = int(steps.max())
     positions = ranked(batch.memory["score"], masked).argsort(1)[:, : n * k]
     exists = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k

@@ -18,10 +18,10 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.drafters import eagle_layer as eagle
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
+from gen.models.nets.draft_heads import eagle
+from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.samplers.causal.drafters.heads import EntryNodes
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 
 EXACT, STATES, WRONG = 1e-12, 1e-9, 1e-3

@@ -13,13 +13,15 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.modalities.text import tasks as text_tasks
+from gen.models.nets.draft_heads.predictors import LEAST, probe_inputs
 from gen.models.targets.identity import distribution_of, target_digest
+from gen.models.targets.trained_predictors import Probe
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers.base import Token
-from gen.samplers.verifiers.relaxed.judge import LAYER, LEAST, Judge, Probe, inputs_of
+from gen.samplers.verifiers.relaxed.judge import LAYER, Judge
 
 PROMPTS = ["shuffle 4 0 7 5 =", "insert 7 in 3 1 2 =", "sort 3 1 2 =", "remove from 5 6 8 2 ="]
 SPEC = {"name": "judge", "draft_model": "text-draft"}
@@ -123,7 +125,7 @@ def test_an_impossible_draft_never_passes():
 def test_the_probe_reads_state_log_p_maximum_and_entropy():
     hidden, half = torch.randn(3, 2), torch.tensor(0.5).log()
     logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [torch.nan] * 3]).log()
-    found = inputs_of(hidden, logp, torch.tensor([1, 2, 0]))
+    found = probe_inputs(hidden, logp, torch.tensor([1, 2, 0]))
     assert found[:, :2].equal(hidden)
     wanted = torch.tensor([[half, half, -half], [LEAST, 0, 0], [LEAST, LEAST, 0]])
     assert torch.allclose(found[:, 2:], wanted)

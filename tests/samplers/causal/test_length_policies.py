@@ -17,10 +17,9 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.causal.length_policies.policies import JointConfidence
+from gen.samplers.causal.length_policies.policies import JointConfidence, LengthPolicy
 from gen.samplers.engine import window
-from gen.samplers.engine.rows import RowSelection
+from gen.samplers.engine.rows import SlotChange
 
 SHORT = {"length_tiers": "1,2", "length_warmup": 0, "length_interval": 1, "acceptance_weight": 0.5}
 CASES = {
@@ -181,9 +180,9 @@ def test_the_average_belongs_to_its_row():
     for _ in range(3):
         policy.observe(policy.lengths, np.array([3, 0]))
     assert policy.lengths.tolist() == [7, 1]
-    policy.store.select(RowSelection(np.array([1]), 2))
+    policy.store.follow(SlotChange(np.array([1])))
     assert policy.lengths.tolist() == [1]
-    policy.store.reset(RowSelection(np.array([True])))
+    policy.store.follow(SlotChange(fresh=np.array([True])))
     assert policy.lengths.tolist() == [3] and policy.average.tolist() == [2.0]
 
 

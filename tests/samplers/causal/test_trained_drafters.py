@@ -32,10 +32,11 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.drafters.exit import exit_layer, exit_model
-from gen.samplers.causal.drafters.head_networks import MedusaHeads
-from gen.samplers.causal.drafters.heads import HeadNodes, projection
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.models.adapters.draft_models import exit_layer, exit_model
+from gen.models.nets.draft_heads.heads import MedusaHeads
+from gen.models.targets.trained_drafters import projection
+from gen.samplers.causal.drafters.heads import HeadNodes
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
