@@ -329,10 +329,12 @@ class MaskedStep:
 
     def hold_back(self, ids: Sequence[int]) -> None:
         """Take the probability of some tokens away, for all later phases of this step."""
+        size = self.logprobs.shape[-1]
+        made = [token for token in ids if token < size]
+        index = self.constant("held_back", lambda: torch.tensor(made, dtype=torch.long))
 
         def without(logprobs: Tensor) -> Tensor:
-            index = self.constant("held_back", lambda: ids)
-            rest = logprobs.index_fill(-1, index[index < logprobs.shape[-1]], -torch.inf)
+            rest = logprobs.index_fill(-1, index, -torch.inf)
             # where such a token has all of the mass, nothing has any
             return rest.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
