@@ -49,6 +49,7 @@ class DraftSource(RowOwner):
         targets: draft models of the same items, whose rows follow the batch.
         hidden_layers: layers of the target whose hidden states ``observe`` gets.
         nfe: forward passes of the draft models together, of every item; None without one.
+        captures: whether it reads no value on the host (``Drafter.captures``).
     """
 
     needs_draft_model: ClassVar[bool] = False
@@ -63,6 +64,7 @@ class DraftSource(RowOwner):
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
+    captures: bool = False
 
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:

@@ -23,6 +23,7 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
+from gen.samplers.engine.host import constant
 
 OCCURRENCES = 32  # of the last tokens, in the item's own text and in those of finished items each
 
@@ -95,7 +96,8 @@ class Suffix(Table):
         # which occurrences are in a text, and at least as long as a match: [b, texts * lengths, K]
         match = torch.arange(1, self.params.max_match + 1, device=lengths.device)
         long = lengths.gather(1, last)[:, None] >= match[:, None]
-        owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(long.device)
+        owners = tuple(n for n, count in enumerate(counts) for _ in range(count))
+        owner = constant(owners, long.device)
         alive = torch.cat([long & (owner == n) for n in range(len(counts))], 1)
         most = (match * self.params.match_factor + self.params.match_offset).floor().long()
         most = most.clamp_max(self.most_depth).repeat(len(counts))

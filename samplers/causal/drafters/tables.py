@@ -181,6 +181,7 @@ class Table(DraftSource):
     def __init__(self, target: CausalTarget, params: Any):
         self.params = params
         self.context = Context(target, isinstance(params, ScopeParams) and params.scope == CALL)
+        self.captures = not self.context.keeps
         self.legal, self.size = target.legal, target.legal.shape[-1]
         exact = target.model.dtype == torch.float64
         self.dtype = torch.float64 if exact else torch.float32
@@ -280,6 +281,5 @@ class CopyTable(Table):
         ids = self.source.next(self.at[:, None] + depth)
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
         # the last position before one where a row stops is the target's own
-        room = to_device(step.room, tokens.device)[:, None]
-        exists = (ids >= 0) & (depth + 1 < room) & self.legal[at, ids.clamp_min(0)]
+        exists = (ids >= 0) & (depth + 1 < step.left[:, None]) & self.legal[at, ids.clamp_min(0)]
         return Draft(ids.clamp_min(0), exists.cummin(1).values)

@@ -26,7 +26,7 @@ from gen.samplers.engine.draft import (
     point,
     without,
 )
-from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.host import constant, may_be_any
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
@@ -68,7 +68,7 @@ class TreeBuilder:
         self.step, self.source, self.draws, self.vocab = step, source, draws, vocab
         self.on_host = tokens.device.type == "cpu"
         # deepest draft of each row, plus one: none behind the end of a block that a row stops at
-        self.room = to_device(step.room, tokens.device)
+        self.room = step.left
         none = tokens[:, :0].long()
         no = none.bool()
         self.tree = Draft(none, no, parents=none, depth=none, is_chain=is_chain, failed=no)
@@ -93,7 +93,7 @@ class TreeBuilder:
 
     def columns(self, columns: Sequence[int]) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
-        row = to_device(np.array(columns, dtype=np.int64), self.rest.device)
+        row = constant(tuple(columns), self.rest.device)
         return row.expand(len(self.rest), -1)
 
     def next_logq(self, parents: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ class NodeDrafter(Drafter):
     ):
         self.nodes, self.shape, self.draws = nodes, shape, draws
         self.verifier, self.vocab = verifier, vocab
-        self.targets = tuple(nodes.targets)
+        self.targets, self.captures = tuple(nodes.targets), nodes.captures and shape.captures
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
 
