@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from gen.samplers.engine.host import constant, may_be_any
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
-
-if TYPE_CHECKING:
-    from gen.samplers.causal.shapes.base import Shape
 
 
 class TreeBuilder:
@@ -266,7 +263,7 @@ class NodeDrafter(Drafter):
 
     Args:
         nodes: distributions of the drafts.
-        shape: which nodes get children.
+        shape: which nodes get children, a ``gen.samplers.causal.shapes.base.Shape``.
         draws: how siblings are drawn.
         verifier: decides which drafts are accepted.
         vocab: tokens that may be drafted; None for all.
@@ -275,7 +272,7 @@ class NodeDrafter(Drafter):
     def __init__(
         self,
         nodes: DraftSource,
-        shape: Shape,
+        shape: Any,
         draws: str,
         verifier: Verifier,
         vocab: DraftVocab | None = None,
