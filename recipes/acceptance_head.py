@@ -26,16 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.models.nets.draft_heads.predictors import (
+    AcceptanceNet,
+    acceptance_inputs,
+    acceptance_label,
+)
+from gen.models.targets.trained_drafters import write_drafter
+from gen.models.targets.trained_predictors import head_facts
 from gen.pipeline.pipeline import Pipeline, load
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import ROWS, Teacher, held_out_prompts, training_prompts
-from gen.samplers.causal.drafters.trained import write_drafter
-from gen.samplers.causal.length_policies.specdec_pp import (
-    AcceptanceNet,
-    acceptance_label,
-    facts_of,
-    inputs_of,
-)
 
 LAYER = "model.norm"
 REJECTED, MIXED, DRAWS = 6.0, 0.15, 4  # weight, share of drafts, drafts per position
@@ -106,7 +106,7 @@ def drafted(target: Teacher, draft: Teacher, tokens: Tensor, seed: int) -> Draft
             ids = draw(logq)
             mass = logq.gather(-1, ids[:, None])[:, 0].exp()
             label = acceptance_label(logp, logq, ids)
-            parts.append(DraftedTokens(inputs_of(states, mass, logq), label))
+            parts.append(DraftedTokens(acceptance_inputs(states, mass, logq), label))
     return DraftedTokens(torch.cat([p.inputs for p in parts]), torch.cat([p.label for p in parts]))
 
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = drafted(teacher, drafter, teacher.sample(), seed=3)
     made = time.time()
     net = trained(data, plan, args.out / "work", print)
-    facts = facts_of(teacher.target, drafter.target, LAYER, plan.blocks)
+    facts = head_facts(teacher.target, drafter.target, LAYER, plan.blocks)
     write_drafter(args.out, facts, net.state_dict())
     figures = {
         "drafts": len(data.label),

@@ -26,7 +26,7 @@ from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.samplers.causal.speculative import Speculative
-from gen.samplers.engine.tree import RANKS
+from gen.samplers.engine.draft import RANKS
 from gen.samplers.verifiers.bounds import optimal_acceptance
 from gen.samplers.verifiers.tree import TreeVerifier, node
 

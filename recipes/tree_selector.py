@@ -26,29 +26,27 @@ import torch
 from torch import Tensor
 
 from gen.core.rng import CounterRNG
+from gen.models.nets.draft_heads.predictors import (
+    HISTORY,
+    Action,
+    SelectorNet,
+    root_features,
+    round_features,
+    times_of,
+)
+from gen.models.targets.trained_drafters import write_drafter
+from gen.models.targets.trained_predictors import COSTS, selector_facts
 from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import held_out_prompts, training_prompts
 from gen.recipes.drafters.table import measured
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import write_drafter
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.causal.shapes.selected import (
-    COSTS,
-    HISTORY,
-    Action,
-    SelectorNet,
-    budgeted_actions,
-    facts_of,
-    root_features,
-    round_features,
-    times_of,
-)
 from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.draft import WITH_REPLACEMENT, Draft
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
 
 ROWS = 64  # items that are decoded together
 
@@ -226,7 +224,7 @@ class RecordingDrafter(NodeDrafter):
         self.history = round_features(verdict.num_accepted, tree.exists.sum(1), last)
         return verdict
 
-    def _labels(self, tree: Tree, logp: Tensor) -> Tensor:
+    def _labels(self, tree: Draft, logp: Tensor) -> Tensor:
         """Return the tokens that each action commits on average, float32 [b, A]."""
         rows = {k: vars(tree)[k].cpu().numpy() for k in ("tokens", "parents", "exists")}
         p, q = (x.exp().double().cpu().numpy() for x in (logp, tree.logq))
@@ -308,6 +306,18 @@ def best_rate(tokens: Tensor, predicted: Tensor, times: Tensor) -> float:
     return rate
 
 
+def budgeted_actions(drafts: int, most_paths: int) -> tuple[Action, ...]:
+    """List the actions of at most so many drafts: chains, then trees of 2 paths and more."""
+    chains = [(n, 0, 0) for n in range(1, drafts + 1)]
+    trees = [
+        (n, k, length)
+        for n in range(drafts)
+        for k in range(2, most_paths + 1)
+        for length in range(1, (drafts - n) // k + 1)
+    ]
+    return (*chains, *trees)
+
+
 def fixed(action: Action) -> dict[str, Any]:
     """Return the shape of an action that all rounds have."""
     n, k, length = action
@@ -362,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     draft = prepared.drafts[0] if prepared.drafts else None
     predicted, table = net(data.features), torch.tensor(actions)
     rates = [best_rate(data.tokens, predicted, times_of(table, cost)) for cost in COSTS]
-    facts = facts_of(prepared.target, args.drafter, draft, actions, rates, plan.width)
+    facts = selector_facts(prepared.target, args.drafter, draft, actions, rates, plan.width)
     write_drafter(args.out, facts, net.state_dict())
     picked = data.tokens.gather(1, predicted.argmax(1, keepdim=True)).mean()
     figures = {

@@ -139,7 +139,7 @@ class LaneBatch:
         slots = batch.run.slots
         # the first item of each request, then the second ones
         turns = sorted(slots.waiting.tolist(), key=lambda n: self.members[n].row)
-        slots.wait(np.array(turns, dtype=np.int64))
+        slots.waiting = np.array(turns, dtype=np.int64)
 
     def grow(self, rows: int) -> None:
         """Give waiting items rows, until there are ``rows`` of them."""
@@ -187,7 +187,7 @@ class LaneBatch:
         self.stats.move(member.work.ticket, waiting=had_row - 1, running=-int(had_row))
 
     def _count(self, stepped: list[int]) -> None:
-        drafted, accepted = self.open.run.last_drafts()
+        drafted, accepted = self.open.run.recorded.last_drafts()
         self.stats.add(self.model, steps=1, nfe=len(stepped), drafted=drafted, accepted=accepted)
 
     def _send(self, stepped: list[int]) -> None:
@@ -201,11 +201,12 @@ class LaneBatch:
         ]
         if not heard:
             return
-        tokens, known = run.progress(heard)
+        (tokens, known), steps = run.progress(heard), run.recorded.traces
         for row, number in enumerate(heard):
             member = self.members[number]
             work = member.work
             if work.media is not None:
                 work.media.step(member.row, tokens[row], known[row])
             if work.ticket.on_step is not None:
-                work.send_step(member.row, tokens[row], known[row], run.steps_of(number))
+                assert steps is not None, "a work that hears of steps has them recorded"
+                work.send_step(member.row, tokens[row], known[row], steps[number])

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gen.core.errors import unknown
 from gen.models.targets.base import legal_at
+from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import LOSSES, Divergence, acceptance, mean_over
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 Net = Callable[..., Any]  # a network, or its forward with weights in another dtype
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.load.locate import save_model, zoo
+from gen.models.targets.trained_drafters import DrafterFacts
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch
-from gen.samplers.causal.drafters.trained import DrafterFacts
 
 
 @dataclass(frozen=True)

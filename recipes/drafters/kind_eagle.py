@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.recipes.drafters.unrolls import unrolled
-from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
 
 NOISE = 0.2  # range of the noise on features of EAGLE, times 512 / length
 

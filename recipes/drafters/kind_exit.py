@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.models.adapters.draft_models import exit_layer
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
-from gen.samplers.causal.drafters.exit import exit_layer
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.models.adapters.mask_attention import MaskAttention, with_masks
 from gen.recipes.drafters.base import Net
 from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.kind_parallel import DECAY, Parallel, ParallelOptions
 from gen.recipes.drafters.losses import acceptance, mean_over
-from gen.samplers.causal.drafters.flexdraft import KIND, MaskAttention, with_masks
+from gen.samplers.causal.drafters.flexdraft import KIND
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
+from gen.models.adapters.draft_models import require_one_width
+from gen.models.nets.draft_heads.heads import TRUNKS, MedusaHeads, hydra_of
+from gen.models.nets.draft_heads.trunks import ENTRY_TRUNKS
+from gen.models.targets.trained_drafters import projection
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over
 from gen.recipes.drafters.unrolls import unrolled
-from gen.samplers.causal.drafters.head_networks import TRUNKS, MedusaHeads, hydra_of
-from gen.samplers.causal.drafters.heads import projection
-from gen.samplers.causal.drafters.trained import require_one_width
-from gen.samplers.causal.drafters.trunk_layers import ENTRY_TRUNKS
 
 LAST = "model.norm"  # what the projection to the vocabulary reads
 DECAY = 0.8

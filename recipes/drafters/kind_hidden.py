@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.models.adapters.draft_models import drafted_logits, maps_of
 from gen.models.adapters.layer_calls import LayerCache, run_layers
 from gen.models.adapters.slot_cache import hide
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states
 from gen.recipes.drafters.losses import acceptance, mean_over
-from gen.samplers.causal.drafters.hidden_transfer import drafted_logits, maps_of
 
 DECAY = 0.8
 

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.models.adapters.draft_models import longspec_shape
 from gen.models.adapters.layer_calls import KeysValues, LayerCache, call_layer, decoder_layers
+from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states
 from gen.recipes.drafters.losses import acceptance, mean_over
-from gen.samplers.causal.drafters.longspec import layer_shape
-from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LongSpecKind(Kind):
         return (f"model.layers.{teacher.model.num_layers - 2}",)
 
     def arguments(self) -> dict[str, Any]:
-        shape = layer_shape(self.teacher.model, self.options.inner, self.options.window)
+        shape = longspec_shape(self.teacher.model, self.options.inner, self.options.window)
         return asdict(shape)
 
     def network(self) -> nn.Module:

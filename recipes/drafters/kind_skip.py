@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.models.adapters.draft_models import drafted_logits, repairs_of
 from gen.models.adapters.layer_calls import call_layer, decoder_layers
+from gen.models.adapters.layer_plans import kept_layers
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
-from gen.samplers.causal.drafters.hidden_transfer import drafted_logits
-from gen.samplers.causal.drafters.layer_skip import LayerSkipParams
-from gen.samplers.causal.drafters.skip import repairs_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class SkipRepair(Kind):
         if options.rank < 1:
             raise GenError(f"rank came as {options.rank}; expected a number above 0")
         super().__init__(teacher, options)
-        self.kept = LayerSkipParams(options.kept_layers).plan(teacher.model.num_layers)
+        self.kept = kept_layers(options.kept_layers, teacher.model.num_layers)
         if len(self.kept) == teacher.model.num_layers:
             raise GenError(
                 f"kept_layers came as {options.kept_layers!r}, all layers of the model; expected"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gen.models.nets.draft_heads.entries import last_tokens
 from gen.recipes.drafters.base import Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states
-from gen.samplers.causal.drafters.entry_layer import last_tokens
 
 
 def unrolled(

@@ -31,12 +31,14 @@ from torch import Tensor
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.small_language import draw_conditions
 from gen.modalities.text import tasks as text_tasks
+from gen.models.nets.draft_heads.predictors import probe_inputs
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, target_digest
+from gen.models.targets.trained_predictors import Probe
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
-from gen.samplers.verifiers.relaxed.judge import LAYER, Probe, inputs_of
+from gen.samplers.verifiers.relaxed.judge import LAYER
 
 NAME, SEED, RIDGE, STEPS = "text-judge-probe", 31, 1e-4, 100
 KEPT = 0.1  # share of the tasks that the fit does not see
@@ -74,7 +76,7 @@ class LabelledDrafts:
     """Drafts with what a probe reads of them.
 
     Attributes:
-        inputs: float32 [n, D + 3], inputs of the probe (``inputs_of``).
+        inputs: float32 [n, D + 3], inputs of the probe (``probe_inputs``).
         right: bool [n].
         task: number of each draft's task, long [n].
     """
@@ -136,7 +138,7 @@ class Models:
         at = torch.arange(tokens.shape[1]).expand_as(before)
         output = target.predict(before, at)
         assert output.hidden_states is not None, "they were asked for"
-        return inputs_of(
+        return probe_inputs(
             output.hidden_states[layer][:, 1:], output.logprobs[:, :-1], tokens[:, :-1]
         )
 

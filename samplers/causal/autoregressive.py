@@ -15,14 +15,15 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 
 
 class _NoDrafts(Drafter):
     """Drafter that drafts nothing: every step draws one token."""
 
-    window = 1
+    window, captures = 1, True
 
     def __init__(self):
         self.rows: Tensor | None = None
@@ -30,11 +31,11 @@ class _NoDrafts(Drafter):
     def propose(self, step, tokens):
         if step.rows is not self.rows:  # the same nothing as long as the rows stay
             self.rows = step.rows
-            self.nothing = Draft(tokens[:, :0], step.valid[:, :0])
+            self.nothing = Draft.none(tokens, step.valid)
             self.none_accepted = torch.zeros_like(step.start)
         return self.nothing
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         ids = step.categorical(output.logprobs, "token", step.valid, shared=True)
         return Verdict(self.none_accepted, ids)
 
@@ -46,7 +47,7 @@ class _NoLatentDrafts(_NoDrafts):
         super().__init__()
         self.paths = paths
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         noise = step.normal("token", noise_size(self.paths), 1, shared=True)
         latents = walk(self.paths, output.logprobs, noise)[..., -1, :]
         return Verdict(self.none_accepted, latents)

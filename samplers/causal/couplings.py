@@ -36,9 +36,9 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.rng import PIECE
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import (
     TOKEN,
     PositionVerifier,
@@ -63,7 +63,7 @@ class Coupling:
     def step(
         self,
         step: CausalStep,
-        drafts: Tree,
+        drafts: Draft,
         logp: Tensor,
         next_logprobs: Tensor,
     ) -> Verdict:

@@ -10,10 +10,10 @@ from gen.core.token_space import TokenSpace
 from gen.models.targets.base import StepOutput, legal_at
 from gen.samplers.causal.couplings import Coupling, without_ends
 from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AutoWidth, Windowed
 
 
@@ -78,10 +78,9 @@ class JacobiDrafter(Windowed):
             if compares:
                 self._claim(logq[:, first:], filled, active)
                 guessed[:, first:] = torch.where(active, filled.guessed, guessed[:, first:])
-        self.drafts = Tree.chain(drafts, drafted, logq, guessed=guessed)
         if failed is None and self.targets:
             failed = torch.zeros_like(drafted)
-        return Draft(drafts, drafted, failed=failed)
+        return Draft(drafts, drafted, logq, guessed=guessed, failed=failed)
 
     def _claim(self, logq: Tensor, filled: Filled, active: Tensor) -> None:
         """Write what drafts were drawn from to ``logq`` [b, n, V], in columns that are active."""
@@ -120,9 +119,9 @@ class JacobiDrafter(Windowed):
         legal, compares = without_ends(legal, self.space.ends), self.coupling.compares
         return Entering(step, first, begins, ends, active, legal, compares, tokens, canvas)
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         logp = output.logprobs
-        if not self.drafts.tokens.shape[1]:
+        if not draft.tokens.shape[1]:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)
             self.init.accept(step, verdict)
@@ -130,7 +129,7 @@ class JacobiDrafter(Windowed):
         next_logprobs = said = without_ends(logp, self.space.ends)
         if self.trend:
             next_logprobs = self._extrapolated(said)
-        verdict = self.coupling.step(step, self.drafts, logp, next_logprobs)
+        verdict = self.coupling.step(step, draft, logp, next_logprobs)
         self.init.accept(step, verdict)
         accepted, ids = verdict.num_accepted, verdict.tokens
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
@@ -143,7 +142,7 @@ class JacobiDrafter(Windowed):
             self.before = columns_of(said, inside)
         if self.coupling.compares or self.init.corrects:
             # one distribution less while the next one is made
-            self.logq = self.drafts.logq = None
+            self.logq = draft.logq = None
             self.logq = columns_of(next_logprobs, inside)
             self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
         return verdict

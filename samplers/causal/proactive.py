@@ -28,9 +28,9 @@ from torch import Tensor
 from gen.models.targets.base import StepOutput
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.tree import Tree, node_positions, without
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import TOKEN
 from gen.samplers.verifiers.recursive import Recursive
 
@@ -51,22 +51,19 @@ class ProactiveDrafter(JacobiDrafter):
     def __init__(self, tree: tuple[int, int], *rest):
         super().__init__(*rest)
         self.tree_width, self.tree_levels = tree
-        self.tree: Tree | None = None
+        self.chain: list[int] = []  # columns of the chain within the tree
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
-        self.tree = None
         if step.positions.shape[1] == 1:  # a tree has no draft of the last position
-            self.drafts = Tree.chain(tokens[:, :0], step.valid[:, :0], None)
-            return Draft(self.drafts.tokens, self.drafts.exists)
-        chain = super().propose(step, tokens)
-        self.tree = tree = self._with_siblings(step)
-        failed = None
+            return Draft.none(tokens, step.valid)
+        self.drafts = chain = super().propose(step, tokens)
+        tree = self._with_siblings(step)
         if chain.failed is not None:
-            failed = torch.zeros_like(tree.exists)
-            failed[:, self.chain] = chain.failed
-        return Draft(tree.tokens, tree.exists, tree.parents, failed)
+            tree.failed = torch.zeros_like(tree.exists)
+            tree.failed[:, self.chain] = chain.failed
+        return tree
 
-    def _with_siblings(self, step: CausalStep) -> Tree:
+    def _with_siblings(self, step: CausalStep) -> Draft:
         """Put siblings beside the first drafts of the chain, and the rest of the chain behind them.
 
         A draft has the same column in any batch: the noise and the coins of a column are its own.
@@ -117,19 +114,19 @@ class ProactiveDrafter(JacobiDrafter):
         self.chain = [*range(levels), *range(size, size + tail.shape[1])][:length]
         every = (torch.cat(x, 1) for x in (tokens, exists, parents, depth, drawn_from))
         tokens, exists, parents, depth, logq = every
-        return Tree(tokens, exists, parents, depth, logq)
+        return Draft(tokens, exists, logq, parents=parents, depth=depth)
 
     def _columns(self, columns: list[int], like: Tensor) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
         row = to_device(np.array(columns, dtype=np.int64), like.device)
         return row.expand(len(like), -1)
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        if self.tree is None:
-            return super().verify(step, output)
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        if draft.is_chain:
+            return super().verify(step, draft, output)
         chain, length = self.drafts, self.drafts.tokens.shape[1]
         logp = output.logprobs
-        verdict = Recursive().verify(step, self.tree, logp)
+        verdict = Recursive().verify(step, draft, logp)
         self.init.accept(step, verdict)
         accepted = verdict.num_accepted
         columns = self._columns([0, *(c + 1 for c in self.chain)], chain.tokens)[0]
@@ -164,6 +161,6 @@ class ProactiveDrafter(JacobiDrafter):
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         super().observe(step, num_accepted, num_drafted)
-        if self.tree is not None:
+        if step.positions.shape[1] > 1:
             columns = np.minimum(step.widths, self.num_columns)
             self.carried = np.maximum(columns - num_accepted - 1, 0)

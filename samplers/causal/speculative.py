@@ -31,7 +31,7 @@ from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
 from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import MOST_NODES
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.tree import DRAWS
+from gen.samplers.engine.draft import DRAWS
 from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 

@@ -43,11 +43,13 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.one_pass import learned_mask, require_plain_history
-from gen.samplers.engine.causal_loop import RAW_LOGPROBS, CausalStep, Draft, Drafter, Verdict
+from gen.models.targets.mask_tokens import learned_mask, require_plain_history
+from gen.samplers.engine.causal_loop import RAW_LOGPROBS, Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.step_context import CausalStep
 
 MASKED = -1  # in the window
 
@@ -102,15 +104,14 @@ class MaskedWindow(Drafter):
         parents = None
         if not is_first_pass:
             parents = torch.arange(-1, width - 1, device=device).expand(len(ids), -1)
-        self.draft = Draft(ids, exists, parents, num_drafts=0, positions=positions)
-        return self.draft
+        return Draft(ids, exists, parents=parents, num_drafts=0, positions=positions)
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         assert output.raw is not None, "the loop asked for it"
-        width = self.draft.tokens.shape[1]
+        width = draft.tokens.shape[1]
         order = self.order[:, :width]
         # 1. Fill the positions that are certain enough, or the most certain one
-        is_masked = self.draft.exists & ~self.known.gather(1, order)
+        is_masked = draft.exists & ~self.known.gather(1, order)
         entropy = torch.special.entr(output.raw()[:, 1:].double().exp()).sum(-1)
         first = torch.where(is_masked, order, self.size).amin(1, keepdim=True)
         doubt = entropy + self.penalty * (order - first)
@@ -133,14 +134,14 @@ class MaskedWindow(Drafter):
         shifted = self.offset + leave[:, None]
         padded = F.pad(filled, (0, self.size), value=MASKED)
         self.filled = padded.gather(1, shifted)
-        return self._verdict(filled, leave, computed)
+        return self._verdict(draft, filled, leave, computed)
 
-    def _verdict(self, filled: Tensor, leave: Tensor, computed: Tensor) -> Verdict:
+    def _verdict(self, draft: Draft, filled: Tensor, leave: Tensor, computed: Tensor) -> Verdict:
         """Commit the first ``leave`` tokens [b], and keep the keys of the ``computed`` [b] ones."""
-        width = self.draft.tokens.shape[1]
+        width = draft.tokens.shape[1]
         tokens = F.pad(filled.clamp_min(0), (0, 1))[:, : 1 + width]
         columns = F.pad(self.order.argsort(1) + 1, (0, 1))[:, : 1 + width].clamp_max(width)
-        path = self.draft.parents if self.draft.parents is None else self.draft.parents + 1
+        path = None if draft.is_chain else draft.parents + 1
         return Verdict(computed, tokens, path, leave, columns)
 
     def _first_end(self, filled: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ log-probabilities [b, W, V]; or latents, and their distributions conditioning ve
 token follows them. Both are committed.
 
 Rows advance independently, each with its own n, window and round. A row that is finished takes the
-next waiting item, or leaves the batch (``gen.samplers.engine.slots``). Nothing a row draws depends
+next waiting item, or leaves the batch (``gen.samplers.engine.rows``). Nothing a row draws depends
 on another row. A row that commits the eos token, or a token that stops it, is finished: every later
 position holds the eos token, and is filled without a forward pass.
 """
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,77 +30,21 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.captured_step import StepGraphs
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.ends import RowEnds
-from gen.samplers.engine.failed import failed_draws, refuse_failed
+from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
-from gen.samplers.engine.outcome import Outcome, copy_to_host
-from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.outcome import Outcome
+from gen.samplers.engine.rows import BatchSlots, RowOwner, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
-from gen.samplers.engine.step_context import CausalStep, tree_positions
+from gen.samplers.engine.step import Computed, compute
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
 
 # log-probabilities before temperature and filters, and hidden states of ``hidden_layers``
 RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")
-
-
-@dataclass
-class Draft:
-    """Proposed tokens of a step.
-
-    Attributes:
-        tokens: drafts [b, L(, C)]; L <= W of a chain, L < ``window`` of a tree.
-        exists: drafts that a row has, bool [b, L]; of a chain its first few.
-        failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
-        parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
-            committed token; None for a chain, whose parent is the column before.
-        num_drafts: number of drafts; the columns behind them are mask tokens, which give
-            distributions and are never accepted. None where all columns are drafts.
-        positions: grid positions at which the tokens stand, long [b, L], of a model whose
-            distribution at a column is about the column's own position, such as one at mask tokens.
-            Columns that a row has not come last. None means that every token stands before the
-            position that its column's distribution is about, by its depth.
-    """
-
-    tokens: Tensor
-    exists: Tensor
-    parents: Tensor | None = None
-    failed: Tensor | None = None
-    num_drafts: int | None = None
-    positions: Tensor | None = None
-
-
-@dataclass
-class Verdict:
-    """Outcome of verifying a draft.
-
-    Attributes:
-        num_accepted: accepted drafts, long [b]; with ``path``, columns whose keys are kept.
-        tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
-            follows them: the recovered token after a rejection, else the bonus token.
-        path: numbers of the accepted drafts of a tree, from the root on, long [b, L]; None for a
-            chain, whose accepted drafts are its first ones.
-        num_committed: tokens to commit, 0 or more, long [b], of a method that verifies no drafts;
-            None means the accepted drafts and the token that follows them.
-        columns: column of the forward pass that each token is from, long [b, W]; None means the
-            column with its number, or that of ``path``.
-    """
-
-    num_accepted: Tensor
-    tokens: Tensor
-    path: Tensor | None = None
-    num_committed: Tensor | None = None
-    columns: Tensor | None = None
-
-    @property
-    def last_column(self) -> Tensor:
-        """Columns of the pass that the last tokens were drawn behind, long [b]: 0 for the root."""
-        column = self.num_accepted
-        if self.path is None:
-            return column
-        last = self.path.gather(1, (column - 1).clamp_min(0)[:, None])[:, 0]
-        return torch.where(column > 0, last + 1, 0)
 
 
 class Drafter(RowOwner):
@@ -113,12 +58,15 @@ class Drafter(RowOwner):
         targets: draft models of the same items, whose rows follow the batch.
         needs: capabilities asked of the target, of ``NEEDS``.
         hidden_layers: layers whose hidden states it needs (``StepOutput.hidden_states``).
+        captures: whether ``propose`` and ``verify`` read no value on the host, of the step neither,
+            and make tensors whose shapes depend on the numbers of rows and columns alone.
     """
 
     window: int
     targets: tuple[Target, ...] = ()
     needs: frozenset[str] = frozenset()
     hidden_layers: tuple[str, ...] = ()
+    captures: bool = False
 
     @property
     def nfe(self) -> list[int] | None:
@@ -134,11 +82,12 @@ class Drafter(RowOwner):
         """
         raise NotImplementedError
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         """Accept drafts and say which token follows them.
 
         Args:
             step: context of the step.
+            draft: what ``propose`` returned.
             output: distributions of the step's W columns.
         """
         raise NotImplementedError
@@ -238,35 +187,29 @@ class CausalRun(SteppableRun):
         self.recorder = StatsRecorder(len(self.tokens), trace, drafter.window)
         count = target.sampling.logprobs
         self.logprobs = None if count is None else LogprobRecorder(len(self.tokens), count)
+        self.graphs = StepGraphs.of(self)
         # constants of the last step, which hold as long as it has the same shape [b, W]
-        self.shape, self.is_full = (0, 0), True
+        self.shape = 0, 0
         self.column = self.row = self.full_widths = self.room = np.zeros(0, dtype=np.int64)
         self.all_valid = torch.zeros(0, dtype=torch.bool)
 
     def step(self) -> None:
         # 1. Positions of the next window of every row
-        step = self.next_step()
-        # 2. Draft the tokens of the window
-        draft = self.drafter.propose(step, self.committed_tokens())
-        step = self.branch(step, draft)
-        # 3. One forward pass over the last committed token and the drafts
-        tokens, own = self.inputs(step, draft), {}
-        if draft.positions is not None:
-            own["own"] = step.valid & self.here(self.column > 0)
-        output = self.target.predict(tokens, step.positions, draft.parents, **own)
-        step.hidden_states = output.hidden_states
-        # 4. Accept drafts, and draw the recovered or the bonus token
-        verdict = self.drafter.verify(step, output)
-        self.commit_path(verdict)
-        # 5. The one copy to the host, which decides about the course of the rows
-        outcome = self.to_host(step, draft, verdict, output)
-        self.drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
-        # 6. Commit the accepted drafts and the token after them, up to the end of the row
+        # 2. Draft its tokens, run one forward pass and verify
+        if self.graphs is not None and not self.target.lacks_prompts:
+            made = self.graphs.compute(self.next_step(min(self.drafter.window, self.total)))
+        else:
+            step = self.next_step()
+            made = compute(step, self.drafter, self.target, self.committed_tokens(), self.last)
+        # 3. The one copy to the host, which decides about the course of the rows
+        outcome = self.to_host(made)
+        self.drafter.observe(made.step, outcome.num_accepted, outcome.num_drafted)
+        # 4. Commit the accepted drafts and the token after them, up to the end of the row
         self.truncate_at_end(outcome)
-        self.commit(step, verdict, outcome)
-        self.record(step, verdict, outcome, output)
-        del output, draft, verdict  # the largest tensors of a step
-        # 7. Advance, and give finished rows to waiting items
+        self.commit(made.verdict, outcome)
+        self.record(made, outcome)
+        del made  # the largest tensors of a step
+        # 5. Advance, and give finished rows to waiting items
         self.move_on(outcome)
         self.report(self.callback)
         self.retire()
@@ -308,6 +251,10 @@ class CausalRun(SteppableRun):
         return self.tokens[at], self.here(np.arange(self.total) < known[:, None])
 
     @property
+    def is_over(self) -> bool:
+        return not len(self.slots) or bool(np.all(self.start >= self.total))
+
+    @property
     def recorded(self) -> StatsRecorder:
         return self.recorder
 
@@ -328,24 +275,23 @@ class CausalRun(SteppableRun):
         """Move an array to the target's device; nobody may write to it afterwards."""
         return torch.from_numpy(x) if self.on_host else to_device(x, self.device)
 
-    def next_step(self) -> CausalStep:
+    def next_step(self, width: int | None = None) -> CausalStep:
         """Lay out the next window of every row.
 
         A column that does not exist repeats the row's first one, token and position, which changes
         nothing.
+
+        Args:
+            width: columns; None for as many as any row has room for.
         """
         self.room = self._bounds() - self.start
         rooms = self.room.tolist()  # its least and most take less time than an array's
-        width = min(self.drafter.window, max(rooms))
-        if self.shape != (len(rooms), width):
-            self.shape = len(rooms), width
-            self.column, self.row = np.arange(width)[None], np.arange(len(rooms))
-            self.full_widths = np.full(len(rooms), width)
-            self.all_valid = self.here(np.ones(self.shape, dtype=bool))
+        width = min(self.drafter.window, max(rooms)) if width is None else width
+        self._lay_out(len(rooms), width)
         positions = self.start[:, None] + self.column
         widths, valid = self.full_widths, self.all_valid
-        self.is_full = min(rooms) >= width
-        if not self.is_full:
+        is_full = min(rooms) >= width
+        if not is_full:
             exists = self.column < self.room[:, None]
             positions = np.where(exists, positions, self.start[:, None])
             valid, widths = self.here(exists), np.minimum(self.room, width)
@@ -361,66 +307,33 @@ class CausalRun(SteppableRun):
             self.start,
             slots.items,
             self.room,
+            here(self.room),
+            is_full,
         )
 
-    def branch(self, step: CausalStep, draft: Draft) -> CausalStep:
-        """Lay the columns of a tree of drafts at the positions of their depth, and those of a draft
-        with positions there; a chain lies there.
-
-        Drafts beyond the last position do not exist (``draft.exists``).
-        """
-        if draft.positions is not None:
-            positions = torch.cat([step.start[:, None], draft.positions], 1)
-        elif draft.parents is not None:
-            positions = tree_positions(step.start, draft.parents)
-        else:
-            return step
-        bound = self._bounds()
-        bound = bound if isinstance(bound, int) else self.here(bound)[:, None]
-        draft.exists = draft.exists & (positions[:, 1:] < bound)
-        valid = torch.cat([positions[:, :1] < bound, draft.exists], 1)
-        positions = torch.where(valid, positions, positions[:, :1])
-        self.shape, self.is_full = (len(valid), valid.shape[1]), False
-        self.column, self.row = np.arange(valid.shape[1])[None], np.arange(len(valid))
-        self.full_widths = np.full(self.shape[0], self.shape[1])
-        self.all_valid = self.here(np.ones(self.shape, dtype=bool))
-        return replace(step, positions=positions, valid=valid, widths=self.room)
+    def _lay_out(self, rows: int, width: int) -> None:
+        """Make the constants of steps of this shape."""
+        if self.shape != (rows, width):
+            self.shape = rows, width
+            self.column, self.row = np.arange(width)[None], np.arange(rows)
+            self.full_widths = np.full(rows, width)
+            self.all_valid = self.here(np.ones(self.shape, dtype=bool))
 
     def _bounds(self) -> int | np.ndarray:
         """Return the position before which all rows stop, or each of them, int64 [b]."""
         return self.bound if isinstance(self.bound, int) else self.bound[self.slots.items]
-
-    def commit_path(self, verdict: Verdict) -> None:
-        """Move the keys and values of the accepted branch of a tree to their positions."""
-        if verdict.path is not None:
-            self.target.commit_path(verdict.path, verdict.num_accepted)
 
     def committed_tokens(self) -> Tensor:
         """Tokens of the rows, [b, T(, C)]."""
         every = len(self.slots) == self.tokens.shape[0]
         return self.tokens if every else self.tokens[self.slots.rows]
 
-    def inputs(self, step: CausalStep, draft: Draft) -> Tensor:
-        """Put the last committed token before the drafts: [b, W(, C)]."""
-        last, width = self.last, self.shape[1]
-        tokens = torch.cat([last, draft.tokens], 1)[:, :width] if draft.tokens.shape[1] else last
-        if self.is_full:
-            return tokens
-        return torch.where(step.valid if tokens.ndim == 2 else step.valid[..., None], tokens, last)
-
-    def to_host(
-        self, step: CausalStep, draft: Draft, verdict: Verdict, output: StepOutput
-    ) -> Outcome:
+    def to_host(self, made: Computed) -> Outcome:
         """Copy the outcome of a step to the host and count what is to be committed."""
-        failed = failed_draws(verdict.tokens, output.logprobs)
-        if verdict.columns is not None:
-            failed = failed.gather(1, verdict.columns)
-        elif verdict.path is not None:  # its columns in the order of the tokens
-            failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
-        counts = verdict.num_accepted if verdict.num_committed is None else verdict.num_committed
-        counts, drafted, ids, failed, draft_failed = copy_to_host(
-            counts, draft.exists, verdict.tokens, failed, draft.failed
-        )
+        step, draft, verdict = made.step, made.draft, made.verdict
+        self._lay_out(*step.valid.shape)
+        known: Any = made.columns.to_host(made.joined)
+        counts, drafted = known["counts"][:, 0], known["drafted"]
         if verdict.num_committed is None:
             accepted, committed = counts, np.minimum(counts + 1, step.widths)
         else:
@@ -432,7 +345,14 @@ class CausalRun(SteppableRun):
             drafted = drafted[:, : draft.num_drafts]
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
         return Outcome(
-            accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
+            accepted,
+            drafted,
+            known["token_ids"],
+            num_drafted,
+            committed,
+            columns,
+            known["failed"],
+            known["draft_failed"],
         )
 
     def truncate_at_end(self, outcome: Outcome) -> None:
@@ -470,7 +390,7 @@ class CausalRun(SteppableRun):
         position = np.where(failed.any(1), self.start + failed.argmax(1), -1)
         refuse_failed(target, self.slots.items, position)
 
-    def commit(self, step: CausalStep, verdict: Verdict, outcome: Outcome) -> None:
+    def commit(self, verdict: Verdict, outcome: Outcome) -> None:
         """Write the new tokens of the verdict, and remember the last one of each row.
 
         Raises:
@@ -508,17 +428,14 @@ class CausalRun(SteppableRun):
         waiting = self.here(committed == 0).view(-1, *[1] * (last.ndim - 1))
         return torch.where(waiting, self.last, last)
 
-    def record(
-        self, step: CausalStep, verdict: Verdict, outcome: Outcome, output: StepOutput
-    ) -> None:
+    def record(self, made: Computed, outcome: Outcome) -> None:
         """Note the counts of a step; its log-probabilities and its trace if they are recorded.
 
         Args:
-            step: context of the step.
-            verdict: verdict about the drafts.
+            made: what the step computed.
             outcome: outcome of the step, cut off at the end of the row.
-            output: outcome of the forward pass.
         """
+        step, verdict, output = made.step, made.verdict, made.output
         items, recorder, columns = self.slots.items, self.recorder, outcome.num_columns
         padding = (self.shape[1] - columns) * self.target.branches
         accepted, committed = outcome.num_accepted, outcome.num_committed
@@ -579,7 +496,9 @@ class CausalRun(SteppableRun):
         """Give the rows that are finished to waiting items, or drop them."""
         if max(self.start.tolist()) < self.total:
             return
-        change = self.slots.retire(self.start >= self.total)
-        assert change is not None, "at least one row is done"
+        done = self.start >= self.total
+        change = self.slots.retire(done if self.graphs is None else self.graphs.leaving(done))
+        if change is None:  # rows that have finished wait
+            return
         self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
         self.last = change.follow(self.last)

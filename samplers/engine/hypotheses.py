@@ -4,7 +4,7 @@ Every row holds a hypothesis: a text that may come out. A step is one forward pa
 all items. Each gives the distribution behind its hypothesis, and the item's ``Search`` says with
 which rows and tokens the item goes on: a row may go on with several tokens (it is copied with its
 cache), with one, or be dropped. Items advance independently and know nothing of each other; an item
-that is over gives its row to a waiting item (``gen.samplers.engine.slots``). No random number is
+that is over gives its row to a waiting item (``gen.samplers.engine.rows``). No random number is
 drawn. Ties go to the lower hypothesis and then to the lower token id, so an item's tokens are the
 same in any batch.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.rows import BatchSlots
 from gen.samplers.engine.stats import StatsRecorder
 
 Text = tuple[int, ...]
@@ -114,19 +114,6 @@ class Search(ABC):
         """Return the text that comes out, up to its end, once the search is over."""
 
 
-@dataclass
-class Progress:
-    """Progress of one item.
-
-    Attributes:
-        search: its search.
-        windows: positions that every forward pass was about.
-    """
-
-    search: Search
-    windows: list[list[int]] = field(default_factory=list)
-
-
 def decode_hypotheses(
     target: CausalTarget,
     search: Callable[[Item], Search],
@@ -146,24 +133,26 @@ def decode_hypotheses(
         trace: whether to record every step.
         callback: called after every step with its number, the tokens and which are known: those
             that all texts of an item share.
+
+    Raises:
+        GenError: items may have different numbers of tokens, or a row has no distribution.
     """
     began = time.perf_counter()
-    state = SearchState(target, search, width, superposed, trace)
-    while len(state.slots):
+    run = SearchRun(target, search, width, superposed, trace)
+    while len(run.slots):
         # 1. One forward pass behind every hypothesis
-        output = state.predict()
+        output = run.predict()
         # 2. The one copy to the host: the most likely tokens of every row
-        scores = state.to_host(output)
-        state.record(output)
+        scores = run.to_host(output)
         # 3. Every item says with which rows and tokens it goes on
-        over = state.extend(scores)
+        over = run.extend(scores, output)
         # 4. Give the rows of items that are over to waiting items
-        state.report(callback)
-        state.retire(over)
-    return state.output(time.perf_counter() - began)
+        run.report(callback)
+        run.retire(over)
+    return run.output(time.perf_counter() - began)
 
 
-class SearchState:
+class SearchRun:
     """Rows of a search loop.
 
     Attributes:
@@ -171,7 +160,8 @@ class SearchState:
         start: position that each row's next forward pass is about, int64 [b].
         last: tokens before it, int64 [b, K]; before position 0 anything.
         weights: their weights, float64 [b, K].
-        progress: progress of every item that was begun.
+        searches: search of every item that was begun.
+        windows: of every item that was begun, positions that each forward pass was about.
         tokens: tokens of all items, int64 [N, T], on the host.
         num_known: positions of each item that are settled, int64 [N].
         num_made: tokens of each item up to its end, int64 [N].
@@ -185,31 +175,21 @@ class SearchState:
         superposed: bool,
         trace: bool,
     ):
-        self.target, self.make, self.superposed = target, search, superposed
-        self.width = min(width, target.legal.shape[-1])
-        self.slots = BatchSlots(target)
-        rows = len(self.slots)
-        self.start = np.zeros(rows, dtype=np.int64)
-        self.last, self.weights = np.zeros((rows, 1), dtype=np.int64), np.ones((rows, 1))
-        self.progress: dict[int, Progress] = {}
-        self.tokens = np.zeros((target.items, target.length), dtype=np.int64)
-        self.num_known = np.zeros(target.items, dtype=np.int64)
-        self.num_made = np.zeros(target.items, dtype=np.int64)
-        self.recorder = StatsRecorder(target.items, trace)
-        self.num_steps = 0
-        self.ends = frozenset(target.space.row_ends)
         if target.limits is not None:
             raise GenError(
                 "max_new_tokens differs between items, and a search of hypotheses takes one number;"
                 " expected one, or a sampler that draws tokens"
             )
-
-    def item(self, number: int) -> Item:
-        """Describe an item for its search."""
-        prompts = self.target.prompts
-        length = int(prompts.host_lengths[number])
-        prompt = prompts.all_tokens[number, :length].tolist()
-        return Item(prompt, self.target.length, self.ends)
+        self.target, self.make, self.superposed = target, search, superposed
+        self.width = min(width, target.legal.shape[-1])
+        self.slots = BatchSlots(target)
+        self.start = np.zeros(len(self.slots), dtype=np.int64)
+        self.last, self.weights = self.start[:, None], np.ones((len(self.slots), 1))
+        self.searches: dict[int, Search] = {}
+        self.windows: dict[int, list[list[int]]] = {}
+        self.tokens = np.zeros((target.items, target.length), dtype=np.int64)
+        self.num_known, self.num_made = np.zeros((2, target.items), dtype=np.int64)
+        self.recorder, self.num_steps = StatsRecorder(target.items, trace), 0
 
     def predict(self) -> StepOutput:
         """Run the forward pass of a step: log-probabilities [b, 1, V]."""
@@ -221,11 +201,7 @@ class SearchState:
         return self.target.predict_superposed(last[:, None], weights, positions)
 
     def to_host(self, output: StepOutput) -> list[Scores]:
-        """Copy the most likely tokens of every row to the host.
-
-        Raises:
-            GenError: a row has no distribution.
-        """
+        """Copy the most likely tokens of every row to the host, and refuse rows without any."""
         logprobs = output.logprobs[:, 0]
         ids, largest = first_largest(logprobs, self.width)
         entropy = torch.special.entr(logprobs.exp()).sum(-1, keepdim=True)
@@ -242,79 +218,74 @@ class SearchState:
             found.append(Scores(row[:count], values[:count], values[-1]))
         return found
 
-    def groups(self) -> list[tuple[int, int, int]]:
-        """List the items of the batch with their first row and the one behind their last."""
-        items = self.slots.items
-        first = np.flatnonzero(np.diff(items, prepend=-1))
-        behind = np.append(first[1:], len(items))
-        return list(zip(items[first].tolist(), first.tolist(), behind.tolist(), strict=True))
-
-    def record(self, output: StepOutput) -> None:
-        """Note the counts of a step: one forward pass for every item."""
-        groups, positions = self.groups(), output.num_computed_positions
-        is_first = np.zeros(len(self.slots), dtype=bool)
-        is_first[[first for _, first, _ in groups]] = True
-        ran: np.ndarray = is_first
-        if output.ran_network is not None:
-            rows = output.ran_network.cpu().numpy()
-            ran = is_first.copy()
-            for _, first, behind in groups:
-                ran[first] = rows[first:behind].any()
-        items = self.slots.items
-        self.recorder.add(items, output.num_computed_tokens, positions, ran=ran.astype(np.int64))
-        self.num_steps += 1
-        for number, first, behind in groups:
-            if number not in self.progress:
-                self.progress[number] = Progress(self.make(self.item(number)))
-            window = np.unique(self.start[first:behind]).tolist()
-            self.progress[number].windows.append(window)
-
-    def extend(self, scores: list[Scores]) -> np.ndarray:
-        """Let every item go on.
+    def extend(self, scores: list[Scores], output: StepOutput) -> np.ndarray:
+        """Let every item go on, and note the counts of the step.
 
         Returns:
             Rows after it whose item is over, bool [b]; an item that is over keeps one row.
         """
-        index: list[int] = []
+        items = self.slots.items
+        first = np.flatnonzero(np.diff(items, prepend=-1))
+        self._count(first, output)
         rows: list[Extension] = []
         over: list[bool] = []
-        for number, first, behind in self.groups():
-            search = self.progress[number].search
-            extensions = search.extend(scores[first:behind])
+        bounds = zip(first.tolist(), [*first[1:].tolist(), len(items)], strict=True)
+        for number, (begin, behind) in zip(items[first].tolist(), bounds, strict=True):
+            if number not in self.searches:
+                self._begin(number)
+            search = self.searches[number]
+            self.windows[number].append(np.unique(self.start[begin:behind]).tolist())
+            extensions = search.extend(scores[begin:behind])
             if not extensions:
                 self._finish(number, search.result())
-            for extension in extensions or [Extension(0, (0,), -1)]:
-                index.append(first + extension.row)
-                rows.append(extension)
-                over.append(not extensions)
-        if index != list(range(len(self.slots))):
-            self.slots.reorder(np.asarray(index, dtype=np.int64))
+            over += [not extensions] * max(len(extensions), 1)
+            going = extensions or [Extension(0, (0,), -1)]
+            rows += [row._replace(row=begin + row.row) for row in going]
+        index = [row.row for row in rows]
+        if index != list(range(len(items))):
+            self.slots.continue_as(np.array(index), items[index])
         widest = max(len(row.tokens) for row in rows) if self.superposed else 1
-        self.start = np.asarray([row.position + 1 for row in rows], dtype=np.int64)
+        self.start = np.array([row.position + 1 for row in rows])
         self.last = np.zeros((len(rows), widest), dtype=np.int64)
         self.weights = np.zeros((len(rows), widest))
         for i, row in enumerate(rows):
             self.last[i, : len(row.tokens)] = row.tokens
             self.weights[i, : len(row.tokens)] = row.weights
-        return np.asarray(over, dtype=bool)
+        return np.array(over)
+
+    def _begin(self, number: int) -> None:
+        """Begin the search of an item."""
+        prompts, space = self.target.prompts, self.target.space
+        length = int(prompts.host_lengths[number])
+        prompt = prompts.all_tokens[number, :length].tolist()
+        self.searches[number] = self.make(
+            Item(prompt, self.target.length, frozenset(space.row_ends))
+        )
+        self.windows[number] = []
+
+    def _count(self, first: np.ndarray, output: StepOutput) -> None:
+        """Note the counts of a step: one forward pass for every item, at its ``first`` row."""
+        ran = np.zeros(len(self.slots), dtype=np.int64)
+        ran[first] = 1
+        if output.ran_network is not None:
+            ran[first] = np.logical_or.reduceat(output.ran_network.cpu().numpy(), first)
+        counts = output.num_computed_tokens, output.num_computed_positions
+        self.recorder.add(self.slots.items, *counts, ran=ran)
+        self.num_steps += 1
 
     def _finish(self, number: int, text: Text) -> None:
-        """Write the tokens of an item that is over, filled up with the eos token."""
+        """Write the tokens of an item that is over, filled up with the eos token, and its trace."""
         eos_token_id = self.target.space.eos_token_id
         self.tokens[number, len(text) :] = 0 if eos_token_id is None else eos_token_id
         self.tokens[number, : len(text)] = text
         self.num_known[number], self.num_made[number] = self.target.length, len(text)
-        if self.recorder.traces is not None:
-            self._trace(number, text)
-
-    def _trace(self, number: int, text: Text) -> None:
-        """Record the trace of an item that is over."""
-        windows = self.progress[number].windows
+        if self.recorder.traces is None:
+            return
+        windows = self.windows[number]
         last_pass = {n: step for step, window in enumerate(windows) for n in window}
         committed: list[dict[int, int]] = [{} for _ in windows]
         for n, token in enumerate(self.tokens[number].tolist()):
-            step = last_pass[n] if n < len(text) else len(windows) - 1
-            committed[step][n] = token
+            committed[last_pass[n] if n < len(text) else -1][n] = token
         for window, tokens in zip(windows, committed, strict=True):
             self.recorder.add_trace(number, window, (), tokens)
 
@@ -324,7 +295,7 @@ class SearchState:
             return
         for number in np.unique(self.slots.items).tolist():
             if self.num_known[number] < self.target.length:
-                shared = shared_beginning(self.progress[number].search.possible())
+                shared = shared_beginning(self.searches[number].possible())
                 self.tokens[number, : len(shared)] = shared
                 self.num_known[number] = len(shared)
         known = np.arange(self.target.length) < self.num_known[:, None]

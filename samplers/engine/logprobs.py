@@ -19,15 +19,17 @@ class LogprobRecorder:
 
     Args:
         items: number of items N.
-        count: number of most probable tokens of every position; 0 records the committed ones alone.
+        count: number of most probable tokens K of every position; 0 records the committed ones
+            alone.
+
+    Attributes:
+        steps: of the n tokens of each step, their items int64 [n] on the host; the tokens long [n]
+            and their log-probabilities [n]; the most probable ones long [n, K] and theirs [n, K].
     """
 
     def __init__(self, items: int, count: int):
         self.items, self.count = items, count
-        self.owners: list[np.ndarray] = []
-        self.tokens: list[Tensor] = []
-        self.chosen: list[Tensor] = []
-        self.top: list[tuple[Tensor, Tensor]] = []
+        self.steps: list[tuple[np.ndarray, Tensor, Tensor, Tensor, Tensor]] = []
 
     def add(
         self,
@@ -56,41 +58,30 @@ class LogprobRecorder:
         row, index = (to_device(x, tokens.device) for x in (owner, number))
         column = index if path is None else F.pad(path + 1, (1, 0))[row, index]
         logprobs, drawn = output.raw()[row, column], tokens[row, index]
-        self.owners.append(items[owner])
-        self.tokens.append(drawn)
-        self.chosen.append(logprobs.gather(1, drawn[:, None])[:, 0])
+        chosen = logprobs.gather(1, drawn[:, None])[:, 0]
         best = logprobs.topk(min(self.count, logprobs.shape[1]), dim=1)
-        self.top.append((best.indices, best.values))
+        self.steps.append((items[owner], drawn, chosen, best.indices, best.values))
 
-    def of_item(self, item: int, first: int = 0) -> LogprobRecorder:
-        """Return a recorder of one item alone.
-
-        Args:
-            item: the item.
-            first: number of steps before its first one.
-        """
+    def of_item(self, item: int) -> LogprobRecorder:
+        """Return a recorder of one item alone."""
         own = LogprobRecorder(1, self.count)
-        columns = (self.owners, self.tokens, self.chosen, self.top)
-        for owners, tokens, chosen, top in zip(*(x[first:] for x in columns), strict=True):
+        for owners, *columns in self.steps:
             rows = (owners == item).nonzero()[0]
             if len(rows):
-                at = to_device(rows, tokens.device)
-                own.owners.append(np.zeros(len(rows), dtype=np.int64))
-                own.tokens.append(tokens[at])
-                own.chosen.append(chosen[at])
-                own.top.append((top[0][at], top[1][at]))
+                at = to_device(rows, columns[0].device)
+                tokens, chosen, ids, values = (x[at] for x in columns)
+                own.steps.append((np.zeros_like(rows), tokens, chosen, ids, values))
         return own
 
     def output(self) -> list[ItemLogprobs]:
         """Return the log-probabilities of every item's tokens up to its eos token, inclusive."""
         found: list[ItemLogprobs] = [[] for _ in range(self.items)]
-        if not self.owners:
+        if not self.steps:
             return found
-        ids, values = (torch.cat(x).tolist() for x in zip(*self.top, strict=True))
-        columns = torch.cat(self.tokens).tolist(), torch.cat(self.chosen).tolist(), ids, values
-        owners = np.concatenate(self.owners).tolist()
-        for item, token, chosen, top_ids, top_values in zip(owners, *columns, strict=True):
-            pairs = zip(top_ids, top_values, strict=True)
-            top = tuple((i, x) for i, x in pairs if x > -torch.inf)
+        owners, *columns = zip(*self.steps, strict=True)
+        tokens = (torch.cat(x).tolist() for x in columns)
+        pairs = zip(np.concatenate(owners).tolist(), *tokens, strict=True)
+        for item, token, chosen, ids, values in pairs:
+            top = tuple((i, x) for i, x in zip(ids, values, strict=True) if x > -torch.inf)
             found[item].append(TokenLogprob(token, chosen, top))
         return found

@@ -61,21 +61,15 @@ class OpenBatch:
         mixed: bool = False,
     ):
         self.capacity = self.room = room
-        roomy = [
-            t.with_room(room, t.widest(int(t.prompts.host_lengths.max())))
-            for t in (target, *drafts)
-        ]
-        for one in roomy:
-            one.shares_prefill = True
-            one.at_most(1)
+        own, *others = (_with_room(one, room) for one in (target, *drafts))
         if mixed:
-            roomy[0].item_sampling = [target.sampling] * room
+            own.item_sampling = [target.sampling] * room
         self.rng = CounterRNG([0] * room, target.device)
-        draft = tuple(roomy[1:]) if len(roomy) > 2 else next(iter(roomy[1:]), None)
-        self.run: SteppableRun = sampler.begin(roomy[0], self.rng, draft=draft, trace=trace)
+        draft = tuple(others) if len(others) > 1 else next(iter(others), None)
+        self.run: SteppableRun = sampler.begin(own, self.rng, draft=draft, trace=trace)
         # drafters may have derived targets from those that they were given
         self.targets = self.run.slots.targets
-        self.run.slots.wait(np.zeros(0, dtype=np.int64))
+        self.run.slots.waiting = np.zeros(0, dtype=np.int64)
         self.run.drop(np.ones(room, dtype=bool))
 
     @property
@@ -96,10 +90,8 @@ class OpenBatch:
 
     def takes(self, target: Target, drafts: Sequence[Target]) -> bool:
         """Return whether the items of a target, and of its draft targets, fit in."""
-        sources = self._sources(target, drafts)
-        return target.items <= self.room and all(
-            own.takes(other) for own, other in zip(self.targets, sources, strict=True)
-        )
+        pairs = self._pairs(target, drafts)
+        return target.items <= self.room and all(own.takes(other) for own, other in pairs)
 
     def join(
         self,
@@ -122,21 +114,21 @@ class OpenBatch:
         first = self.capacity - self.room
         items, numbers = np.arange(first, first + target.items), np.arange(target.items)
         self.room -= target.items
-        for own, other in zip(self.targets, self._sources(target, drafts), strict=True):
+        for own, other in self._pairs(target, drafts):
             own.put(items, other, numbers)
         self.rng.put(items.tolist(), keys)
         unfinished = items if canvas is None else items[self.run.put(items, canvas)]
         slots = self.run.slots
-        slots.wait(np.concatenate([slots.waiting, unfinished]))
+        slots.waiting = np.concatenate([slots.waiting, unfinished])
         return items.tolist()
 
-    def _sources(self, target: Target, drafts: Sequence[Target]) -> list[Target]:
-        """Return the target that each of the run's own takes prompts from.
+    def _pairs(self, target: Target, drafts: Sequence[Target]) -> list[tuple[Target, Target]]:
+        """Pair each of the run's targets with the one that it takes prompts from.
 
         A drafter that derives a target from the model's own has no draft model.
         """
-        given = [target, *drafts]
-        return given if drafts else [target] * len(self.targets)
+        given = [target, *drafts] if drafts else [target] * len(self.targets)
+        return list(zip(self.targets, given, strict=True))
 
     def grow(self, rows: int) -> None:
         """Give waiting items rows, until there are ``rows`` of them."""
@@ -151,6 +143,14 @@ class OpenBatch:
         gone = np.zeros(self.capacity, dtype=bool)
         gone[list(items)] = True
         slots = self.run.slots
-        slots.wait(slots.waiting[~gone[slots.waiting]])
+        slots.waiting = slots.waiting[~gone[slots.waiting]]
         if gone[slots.items].any():
             self.run.drop(gone)
+
+
+def _with_room(target: Target, items: int) -> Target:
+    """Make a target of the same model with room for so many items, which holds one row."""
+    roomy = target.with_room(items, target.widest(int(target.prompts.host_lengths.max())))
+    roomy.shares_prefill = True
+    roomy.at_most(1)
+    return roomy

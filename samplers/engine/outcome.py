@@ -37,46 +37,44 @@ class Outcome:
     ended: np.ndarray | None = None
 
 
-def copy_to_host(
-    accepted: Tensor,
-    drafted: Tensor,
-    tokens: Tensor,
-    failed: Tensor,
-    draft_failed: Tensor | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray | None]:
-    """Copy the outcome of a step in one transfer: the only time that a step waits for the device.
+@dataclass
+class Columns:
+    """What the host reads of a step, of which each is [b, n].
 
-    Args:
-        accepted: accepted drafts, long [b].
+    Attributes:
+        counts: accepted drafts, or tokens to commit, long [b, 1].
         drafted: drafts that there were, bool [b, L].
-        tokens: tokens of the verdict, [b, W(, C)].
         failed: columns without a distribution, bool [b, W].
-        draft_failed: drafts without one, bool [b, L]; None without a draft model.
-
-    Returns:
-        The same on the host, in this order; of latents no tokens.
+        token_ids: tokens of the verdict, long [b, W]; None for latents.
+        draft_failed: drafts without a distribution, bool [b, L]; None without a draft model.
     """
-    ids = tokens if tokens.ndim == 2 else None
-    if failed.device.type == "cpu":
-        return (
-            accepted.numpy(),
-            drafted.numpy(),
-            None if ids is None else ids.numpy(),
-            failed.numpy(),
-            None if draft_failed is None else draft_failed.numpy(),
-        )
-    columns = {"accepted": accepted[:, None], "drafted": drafted, "failed": failed}
-    if ids is not None:
-        columns["ids"] = ids
-    if draft_failed is not None:
-        columns["draft_failed"] = draft_failed
-    joined = torch.cat([x.long() for x in columns.values()], 1).cpu().numpy()
-    ends = np.cumsum([x.shape[1] for x in columns.values()])[:-1]
-    found = dict(zip(columns, np.split(joined, ends, axis=1), strict=True))
-    return (
-        found["accepted"][:, 0],
-        found["drafted"].astype(bool),
-        found.get("ids"),
-        found["failed"].astype(bool),
-        found["draft_failed"].astype(bool) if draft_failed is not None else None,
-    )
+
+    counts: Tensor
+    drafted: Tensor
+    failed: Tensor
+    token_ids: Tensor | None
+    draft_failed: Tensor | None
+
+    def joined(self) -> Tensor:
+        """Join all columns, long [b, n], so that they are copied at once."""
+        return torch.cat([x.long() for x in vars(self).values() if x is not None], 1)
+
+    def to_host(self, joined: Tensor | None = None) -> dict[str, np.ndarray | None]:
+        """Copy them to the host: the only time that a step waits for the device.
+
+        Args:
+            joined: what ``joined`` returned; None to join them.
+        """
+        known = {name: x for name, x in vars(self).items() if x is not None}
+        if self.counts.is_cpu and joined is None:
+            found = {name: x.numpy() for name, x in known.items()}
+        else:
+            joined = self.joined() if joined is None else joined
+            ends = np.cumsum([x.shape[1] for x in known.values()])[:-1]
+            parts = np.split(joined.cpu().numpy(), ends, axis=1)
+            types = {torch.bool: np.bool_, torch.long: np.int64}
+            found = {
+                name: part.astype(types[x.dtype], copy=False)
+                for (name, x), part in zip(known.items(), parts, strict=True)
+            }
+        return {name: found.get(name) for name in vars(self)}

@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.causal_loop import CausalRun
 
 
@@ -79,23 +78,21 @@ def load(run: CausalRun, tokens: Tensor, lengths: np.ndarray) -> None:
             "the base drafts with a model of its own, which cannot begin behind known tokens;"
             " expected a causal base without a draft model, such as 'autoregressive'"
         )
-    target: CausalTarget = run.target
-    column = np.arange(width)[None]
+    here, target = run.here, run.target
+    counted = np.maximum(lengths, 1)[:, None]
     # a column behind a prefix repeats the last one that exists, token and position
-    positions = np.minimum(column, np.maximum(lengths[:, None] - 1, 0))
-    at = run.here(positions)
-    row = run.here(np.arange(len(tokens))[:, None])
+    positions = np.minimum(np.arange(width), counted - 1)
+    row = here(np.arange(len(tokens))[:, None])
     # the token before position 0 is the prompt's, whatever is passed
-    output = target.predict(tokens[row, run.here(np.maximum(positions - 1, 0))], at)
-    padding = (width - np.maximum(lengths, 1)) * target.branches
-    counts = output.num_computed_tokens - padding, output.num_computed_positions
-    run.recorder.add(run.slots.items, *counts, ran=lengths > 0)
-    known = run.here(np.arange(run.total) < lengths[:, None])
-    shape = (*known.shape, *[1] * (tokens.ndim - 2))
-    run.tokens.copy_(tokens.where(known.view(shape), run.tokens))
+    before = tokens[row, here(np.maximum(positions - 1, 0))]
+    output = target.predict(before, here(positions))
+    computed = output.num_computed_tokens - (width - counted[:, 0]) * target.branches
+    recorder, items = run.recorder, run.slots.items
+    recorder.add(items, computed, output.num_computed_positions, ran=lengths > 0)
+    known = here(np.arange(run.total) < lengths[:, None])
+    run.tokens.copy_(tokens.where(known.view(*known.shape, *[1] * (tokens.ndim - 2)), run.tokens))
     run.start = lengths.copy()
-    last = run.tokens[row, run.here(np.maximum(lengths - 1, 0))[:, None]]
-    run.last = last.clone()
+    run.last = run.tokens[row, here(counted - 1)].clone()
     if run.ends.stops is not None:  # the states of stops follow the tokens
         ids = tokens[:, :width].cpu().numpy()
-        run.ends.tokens_to_end(run.slots.items, np.zeros_like(lengths), ids, lengths)
+        run.ends.tokens_to_end(items, np.zeros_like(lengths), ids, lengths)

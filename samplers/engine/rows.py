@@ -1,189 +1,119 @@
-"""Rows of a batch: a choice of rows, and a store of state that follows the rows by itself.
+"""Rows of a batch: which item each one holds, and state that follows the rows by itself.
 
-The state of a method has one entry per row of the batch. Rows leave the batch when they are
-finished, begin anew with another item, or are copied (``gen.samplers.engine.slots``). A method that
-keeps its state in a ``RowStore`` needs no code for any of that.
+A target may hold fewer rows than it has items (``Target.at_most``). A row that is finished takes
+the next waiting item, or leaves the batch where none waits. ``BatchSlots`` decides that, and tells
+every target (the model, and a draft or judge model beside it) and every ``RowStore`` that was
+attached. The state of a method has one entry per row: a method that keeps it in a ``RowStore``
+needs no code for rows that leave, are copied or begin anew with another item. Nothing a row draws
+depends on which row of the batch it is.
 
-The host always knows which rows a change is about, so no device has to be waited for.
+The host always knows what a change is about, so no device has to be waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gen.models.targets.base import Target
 from gen.samplers.engine.host import to_device
 
-Rows = Tensor | np.ndarray | list | None  # values whose first axis is the rows of the batch
 
+class SlotChange:
+    """Change of the rows of a batch: each is a row of before, and some begin anew.
 
-class RowSelection:
-    """A choice of rows that the host knows, with copies on every device that asks for one.
-
-    Args:
-        rows: bool [b], the chosen rows; or long [n], their numbers, which may repeat.
-        size: number of rows b that the choice is made from; needed for numbers alone.
+    Attributes:
+        source: the row before that each row is, int64 [n]; a number that comes again is a copy.
+            None where all rows stay.
+        fresh: rows that hold another item now, bool [n]; None where none does.
     """
 
-    def __init__(self, rows: np.ndarray, size: int | None = None):
-        chosen = rows.dtype == bool
-        self.size = len(rows) if chosen else int(size if size is not None else rows.max() + 1)
-        self.numbers = rows.nonzero()[0] if chosen else rows
-        self._mask = rows if chosen else None
-        self._copies: dict[tuple[str, torch.device], Tensor] = {}
+    def __init__(self, source: np.ndarray | None = None, fresh: np.ndarray | None = None):
+        self.source, self.fresh = source, fresh
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Chosen rows as bool [b]."""
-        if self._mask is None:
-            self._mask = np.zeros(self.size, dtype=bool)
-            self._mask[self.numbers] = True
-        return self._mask
-
-    def index_on(self, device: torch.device) -> Tensor:
-        """Numbers of the chosen rows on a device, long [n]."""
-        return self._on("index", self.numbers, device)
-
-    def mask_on(self, device: torch.device) -> Tensor:
-        """Chosen rows on a device, bool [b]."""
-        return self._on("mask", self.mask, device)
-
-    def _on(self, kind: str, x: np.ndarray, device: torch.device) -> Tensor:
-        if (kind, device) not in self._copies:
-            self._copies[kind, device] = to_device(x, device)
-        return self._copies[kind, device]
-
-    def take(self, x: Any) -> Any:
-        """Chosen rows of ``x`` [b, ...], a tensor, an array or a list; None stays None."""
-        if x is None:
-            return None
-        if isinstance(x, Tensor):
-            return x[self.index_on(x.device)]
-        if isinstance(x, list):
-            return [x[row] for row in self.numbers.tolist()]
-        return x[self.numbers]
-
-    def fill(self, x: Any, start: Any) -> Any:
-        """Copy ``x`` [b, ...] with ``start`` in the chosen rows.
+    def follow(self, x: Any, start: Any = None) -> Any:
+        """Apply the change to the state of the rows before.
 
         Args:
-            x: tensor, array or list; None stays None.
-            start: what a row begins with: a number, a tensor or array of one row's shape, or a
-                function that makes it, which a list needs.
+            x: tensor or array [b, ...].
+            start: what a row begins with, a number or [n, ...]; None leaves what was there.
         """
-        if x is None:
-            return None
-        value: Any = start() if callable(start) else start
-        if isinstance(x, list):
-            chosen, make = self.mask.tolist(), start if callable(start) else lambda: start
-            return [make() if new else old for old, new in zip(x, chosen, strict=True)]
-        shape = (-1, *[1] * (x.ndim - 1))
-        if isinstance(x, Tensor):
-            mask = self.mask_on(x.device).view(shape)
-            if isinstance(value, Tensor):
-                return torch.where(mask, value.to(x.dtype), x)
-            return x.masked_fill(mask, value)
-        return np.where(self.mask.reshape(shape), value, x).astype(x.dtype, copy=False)
+        if self.source is not None:
+            x = x[to_device(self.source, x.device) if isinstance(x, Tensor) else self.source]
+        return x if self.fresh is None or start is None else _begun(x, self.fresh, start)
+
+    def extend(self, x: Any, start: Any) -> Any:
+        """Apply the change to the state of a batch that grows, and may have had no row left."""
+        if not len(x):  # any row will do: the new ones, which are copies of it, begin anew
+            shape = (1, *x.shape[1:])
+            x = x.new_zeros(shape) if isinstance(x, Tensor) else np.zeros(shape, dtype=x.dtype)
+        return self.follow(x, start)
 
 
-class RowStore(MutableMapping[str, Any]):
-    """Named state of a method: tensors, arrays or lists whose first axis is the rows.
+def _begun(x: Any, fresh: np.ndarray, start: Any) -> Any:
+    """Copy ``x`` [b, ...] with ``start`` in the ``fresh`` rows, bool [b]."""
+    fresh = fresh.reshape(-1, *[1] * (x.ndim - 1))
+    if not isinstance(x, Tensor):
+        return np.where(fresh, start, x).astype(x.dtype, copy=False)
+    mask = to_device(fresh, x.device)
+    return start.where(mask, x) if isinstance(start, Tensor) else x.masked_fill(mask, start)
 
-    ``register`` declares what a row begins with. A name that is set without it has no such value:
-    after ``reset``, ``get(name, start)`` gives ``start`` in the rows that are other items now,
-    until the name is set again.
+
+class RowStore(UserDict[str, Any]):
+    """Named state of a method: tensors or arrays whose first axis is the rows, or None.
+
+    What a row begins with is declared in ``starts``, or else given by who reads: after rows have
+    begun anew, ``get(name, start)`` has ``start`` there until the entry is set again.
+
+    Attributes:
+        starts: by name, what a row begins with: a number or one row's values, or a function that
+            gives it. None leaves what was there, where another entry says what is valid.
+        fresh: by name, rows that hold another item since the entry was set, bool [b]; of entries
+            without a declared start.
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, Rows] = {}
-        self._starts: dict[str, Any] = {}
-        # rows that hold another item since the name was set, of names that were not registered
-        self._stale: dict[str, RowSelection] = {}
-
-    def register(self, name: str, start: Any = None, value: Rows = None) -> None:
-        """Declare an entry.
-
-        Args:
-            name: key of the entry.
-            start: what a row begins with: a number, a tensor or array of one row's shape, or a
-                function that makes it; None leaves an old row's content, for entries that another
-                one says are not valid.
-            value: the entry [b, ...] of today's rows; None until it is set.
-        """
-        self._starts[name] = start
-        self._values[name] = value
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+        super().__init__()
+        self.starts: dict[str, Any] = {}
+        self.fresh: dict[str, np.ndarray] = {}
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._values[name] = value
-        if self._stale:
-            self._stale.pop(name, None)
-
-    def __delitem__(self, name: str) -> None:
-        del self._values[name]
-        self._starts.pop(name, None)
-        self._stale.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
+        self.data[name] = value
+        self.fresh.pop(name, None)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Read an entry, with ``default`` [b, ...] where the row is another item since it was set.
+        """Read an entry.
 
         Args:
             name: key of the entry.
-            default: value of an entry that was never set, and of rows that began anew.
+            default: what a row begins with, a number or [b, ...]; an entry that was never set.
+
+        Raises:
+            KeyError: rows began anew, and nobody says with what.
         """
-        if name not in self._values:
-            return default
-        value, stale = self._values[name], self._stale.get(name)
-        if stale is None or value is None:
-            return value
-        if default is None:
-            raise KeyError(f"{name!r} was reset; get() needs the value that a row begins with")
-        return _merged(stale, default, value)
+        value = self.data.get(name, default)
+        if name in self.fresh and value is not None:
+            if default is None:
+                raise KeyError(f"{name!r} was reset; get() needs the value that a row begins with")
+            value = self.data[name] = _begun(value, self.fresh.pop(name), default)
+        return value
 
-    def select(self, rows: RowSelection) -> None:
-        """Keep the chosen rows of all entries, in their order; rows may repeat."""
-        for name, value in self._values.items():
-            self._values[name] = rows.take(value)
-        self._stale = {
-            name: RowSelection(rows.take(stale.mask)) for name, stale in self._stale.items()
-        }
-
-    def reset(self, rows: RowSelection) -> None:
-        """Give the chosen rows of all entries what a row begins with: they hold other items."""
-        for name, value in self._values.items():
-            if name not in self._starts:
-                before = self._stale.get(name)
-                mask = rows.mask if before is None else rows.mask | before.mask
-                self._stale[name] = RowSelection(mask)
-            elif self._starts[name] is not None:
-                self._values[name] = rows.fill(value, self._starts[name])
-
-
-def _merged(rows: RowSelection, new: Any, old: Any) -> Any:
-    """``old`` [b, ...] with ``new`` [b, ...] in the chosen rows."""
-    shape = (-1, *[1] * (old.ndim - 1))
-    if isinstance(old, Tensor):
-        return torch.where(rows.mask_on(old.device).view(shape), new, old)
-    return np.where(rows.mask.reshape(shape), new, old)
+    def follow(self, change: SlotChange) -> None:
+        """Apply a change of the rows to all entries."""
+        if change.source is not None:
+            self.fresh = {name: fresh[change.source] for name, fresh in self.fresh.items()}
+        for name, value in self.data.items():
+            start = self.starts.get(name)
+            if value is not None:
+                start = start() if callable(start) else start
+                self.data[name] = change.follow(value, start)
+            if change.fresh is not None and name not in self.starts:
+                self.fresh[name] = self.fresh.get(name, False) | change.fresh
 
 
 class RowOwner:
@@ -221,10 +151,112 @@ class RowState:
     def __get__(self, instance: RowOwner | None, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        return instance.store.get(self.name)
+        return instance.store.data.get(self.name)
 
     def __set__(self, instance: RowOwner, value: Any) -> None:
         store, start = instance.store, self.start
-        if self.name not in store:
-            store.register(self.name, partial(start, instance) if callable(start) else start)
+        if self.name not in store.starts:
+            store.starts[self.name] = partial(start, instance) if callable(start) else start
         store[self.name] = value
+
+
+class BatchSlots:
+    """Rows of a batch and the items they hold.
+
+    Attributes:
+        items: int64 [b], the item of each row; an array that is never written to.
+        rows: the same on the target's device, long [b].
+        waiting: items that wait for a row, int64 [n], the next one first.
+
+    Args:
+        target: the target whose rows these are.
+        unfinished: bool [N], the items that have anything to generate; None means all of them.
+            The others are never given a row.
+        followers: targets with as many rows of the same items, and row stores: they take part in
+            every change.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        unfinished: np.ndarray | None = None,
+        followers: Iterable[Target | RowStore] = (),
+    ):
+        self.device, self.targets, self.stores = target.device, [target], []
+        for follower in followers:
+            kind: list[Any] = self.stores if isinstance(follower, RowStore) else self.targets
+            kind.append(follower)
+        self.items = np.arange(target.rows)
+        self.rows: Tensor = to_device(self.items, self.device)
+        self.waiting = np.arange(target.rows, target.items)
+        if unfinished is not None:
+            self.waiting = self.waiting[unfinished[self.waiting]]
+            self.retire(~unfinished[: target.rows])
+
+    def __len__(self) -> int:
+        """Count the rows that are left."""
+        return len(self.items)
+
+    def retire(self, done: np.ndarray) -> SlotChange | None:
+        """Free the rows ``done`` (bool [b]): the first ones take waiting items, the others leave.
+
+        Returns:
+            The change, or None where no row is done.
+        """
+        free = done.nonzero()[0]
+        if not len(free):
+            return None
+        free = free[: len(self.waiting)]
+        items, source, fresh = self.items.copy(), None, None
+        if len(free):
+            items[free], self.waiting = self.waiting[: len(free)], self.waiting[len(free) :]
+            fresh = np.zeros(len(done), dtype=bool)
+            fresh[free] = True
+        left = ~done
+        left[free] = True
+        if not left.all():
+            source = left.nonzero()[0]
+            items, fresh = items[source], None if fresh is None else fresh[source]
+        return self._change(SlotChange(source, fresh), items)
+
+    def grow(self, size: int) -> SlotChange | None:
+        """Give waiting items rows of their own, until the batch has ``size`` rows.
+
+        Returns:
+            The change; None where nothing waits or the batch is large enough.
+        """
+        count, before = min(size - len(self), len(self.waiting)), len(self)
+        if count <= 0:
+            return None
+        items = np.concatenate([self.items, self.waiting[:count]])
+        self.waiting = self.waiting[count:]
+        # a new row is a copy of the first one until it begins anew
+        source = np.concatenate([np.arange(before), np.zeros(count, dtype=np.int64)])
+        return self._change(SlotChange(source, np.arange(len(source)) >= before), items)
+
+    def continue_as(self, rows: np.ndarray, items: np.ndarray) -> SlotChange:
+        """Make the batch of these rows, cache and state included.
+
+        Args:
+            rows: numbers of the present rows, int64 [n], n may be 0. A number that comes again is
+                a copy. A row whose number does not come is dropped; no waiting item replaces it.
+            items: item that each row goes on as, int64 [n]. It has the prompt of the row's item.
+        """
+        change = self._change(SlotChange(rows), items)
+        for target in self.targets if len(items) else ():
+            target.rename(items)
+        return change
+
+    def _change(self, change: SlotChange, items: np.ndarray) -> SlotChange:
+        self.items, self.rows = items, to_device(items, self.device)
+        if len(items):  # the last rows need not follow: nothing looks at them again
+            source, fresh = change.source, change.fresh
+            for target in self.targets:
+                if source is not None:
+                    target.keep(to_device(source, target.device))
+                if fresh is not None:
+                    device = target.device
+                    target.replace(to_device(fresh, device), to_device(items[fresh], device))
+            for store in self.stores:
+                store.follow(change)
+        return change

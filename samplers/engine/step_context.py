@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gen.core.rng import RNG
@@ -89,26 +88,13 @@ class CausalStep(StepContext):
         starts: ``start`` on the host, int64 [b].
         items: ``rows`` on the host, int64 [b].
         room: positions before the one at which a row stops or waits, int64 [b], on the host.
+        left: ``room`` on the device, long [b].
+        is_full: whether every row has all columns, as far as the host knows.
     """
 
     widths: np.ndarray
     starts: np.ndarray
     items: np.ndarray
     room: np.ndarray
-
-
-def tree_positions(start: Tensor, parents: Tensor) -> Tensor:
-    """Number the grid positions of a tree's columns by their depth.
-
-    Args:
-        start: committed tokens of each row, long [B].
-        parents: draft that each draft follows, long [B, L], -1 for the root; a parent stands
-            before its children.
-
-    Returns:
-        Positions whose distributions follow the root and each draft, long [B, L + 1].
-    """
-    depth = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=start.device)
-    for column in range(parents.shape[1]):
-        depth[:, column + 1] = depth.gather(1, parents[:, column, None] + 1)[:, 0] + 1
-    return start[:, None] + depth
+    left: Tensor
+    is_full: bool = False

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.rng import RNG
-from gen.core.stats import SampleOutput, TraceStep
-from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.core.stats import SampleOutput
+from gen.samplers.engine.rows import BatchSlots, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class SteppableRun(ABC):
         """
 
     def grow(self, size: int) -> None:
-        """Give items that wait (``BatchSlots.wait``) rows, until there are ``size`` of them."""
+        """Give items that wait (``BatchSlots.waiting``) rows, until there are ``size`` of them."""
         change = self.slots.grow(size)
         if change is not None:
             self.extend(change)
@@ -124,15 +124,6 @@ class SteppableRun(ABC):
     def recorded(self) -> StatsRecorder:
         """Return the recorder of statistics and traces."""
 
-    def last_drafts(self) -> tuple[int, int]:
-        """Count the drafts of the last step, and those of them that were accepted."""
-        return self.recorded.last_drafts()
-
-    def steps_of(self, item: int) -> list[TraceStep]:
-        """Return the steps of an item so far, of a run that records them."""
-        assert self.recorded.traces is not None, "the run records its steps"
-        return self.recorded.traces[item]
-
     @abstractmethod
     def output_of(self, item: int, seconds: float) -> SampleOutput:
         """Return tokens, statistics and trace of one item, which has no row any more.
@@ -157,12 +148,12 @@ class SteppableRun(ABC):
             rng: random numbers from now on, a key per particle; that of a particle that goes on
                 from another one is new, since it may come to the same rounds again.
         """
-        row_of = {item: row for row, item in enumerate(self.slots.items.tolist())}
-        living = [i for i, a in enumerate(ancestors.tolist()) if a in row_of]
-        rows = np.asarray([row_of[int(ancestors[i])] for i in living], dtype=np.int64)
-        change = self.slots.continue_as(rows, np.asarray(living, dtype=np.int64))
+        row_of = np.full(len(ancestors), -1)
+        row_of[self.slots.items] = np.arange(len(self.slots))
+        rows = row_of[ancestors]
+        living = (rows >= 0).nonzero()[0]
         self.rng = rng
-        self.follow(ancestors, change)
+        self.follow(ancestors, self.slots.continue_as(rows[living], living))
 
     def drop(self, particles: np.ndarray) -> None:
         """End particles (bool [N]) where they are; their tokens stay as they are."""

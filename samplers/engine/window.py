@@ -42,7 +42,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gen.samplers.engine.causal_loop import CausalStep, Drafter
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.step_context import CausalStep
 
 AUTO = "auto"
 LADDER = (1, 4, 8, 16, 32, 64, 128)
@@ -239,33 +240,20 @@ class AutoWidth:
     def observe(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """Record a step of ``width`` positions, in which the rows, which had ``starts`` [b] tokens,
         committed ``tokens`` [b]."""
-        step, before, self.since, self.far = (
-            self.clock(),
-            self.since,
-            self.clock(),
-            float(starts.mean()),
-        )
+        known, before, self.since = self.known, self.since, self.clock()
+        self.far, mean = float(starts.mean()), float(tokens.mean())
         if len(tokens) != self.rows:  # what went on between the steps is not a step's time
             self.rows, before = len(tokens), None
         # the first step of all brings the prompt along
         if before is not None and width == self.width:
-            self.known.see(
-                self.rows,
-                width,
-                self.far,
-                step - before,
-                float(tokens.mean()) if self.settled >= SETTLE else None,
-            )
-            if (
-                width != self.best
-                and self.known.rounds(width) >= ENOUGH
-                and self._ratio(width, self.best) < WORTH
-            ):
+            counted = mean if self.settled >= SETTLE else None
+            known.see(self.rows, width, self.far, self.since - before, counted)
+            is_judged = width != self.best and known.rounds(width) >= ENOUGH
+            if is_judged and self._ratio(width, self.best) < WORTH:
                 self.stay = 0  # known already to be worth far less
-        self.settled += 1
-        self.stay -= 1
-        self.known.pause = max(self.known.pause - 1, 0)
-        self._count(width, float(tokens.mean()) - 1)
+        self.settled, self.stay = self.settled + 1, self.stay - 1
+        known.pause = max(known.pause - 1, 0)
+        self._count(width, mean - 1)
         if self.stay <= 0 and (then := self._next()) != self.width:
             self.settled, self.accepted, self.width = 0, 0.0, then
 
@@ -281,31 +269,33 @@ class AutoWidth:
             known.wait = PAUSE
 
     def _next(self) -> int:
-        tried = [w for w in self.arms if self.known.rounds(w) >= ENOUGH]
+        """Choose a width, and for how many steps it stays."""
+        known, arms = self.known, self.arms
+        tried = [w for w in arms if known.rounds(w) >= ENOUGH]
         self.stay = SETTLE + max(ROUNDS, -(-ENOUGH // max(self.rows, 1)))
         if not tried:
-            return self.arms[0]
-        best = self.known.choose(self.rows, tried, self.far)
-        if self.known.best in tried and self._ratio(best, self.known.best) < BETTER:
-            best = self.known.best
+            return arms[0]
+        best = known.choose(self.rows, tried, self.far)
+        if known.best in tried and self._ratio(best, known.best) < BETTER:
+            best = known.best
         self.best = best
-        wider = self.arms[self.arms.index(tried[-1]) + 1 :]
-        if wider and not self.known.pause and self._ratio(tried[-1], best) >= WORTH:
+        wider = arms[arms.index(tried[-1]) + 1 :]
+        if wider and not known.pause and self._ratio(tried[-1], best) >= WORTH:
             return wider[0]
-        if not self.known.checked:
-            self.known.checked = True
-            return self.arms[0]
-        if self._ratio(best, self.arms[0]) < MARGIN[self.rows == 1]:
-            best = self.arms[0]
-        self.best = self.known.best = best
+        if not known.checked:
+            known.checked = True
+            return arms[0]
+        if self._ratio(best, arms[0]) < MARGIN[self.rows == 1]:
+            best = arms[0]
+        self.best = known.best = best
         self.calm += self.stay
-        if self.known.pause or self.calm <= AGAIN * (1 if best > self.arms[0] else 3):
+        if known.pause or self.calm <= AGAIN * (1 if best > arms[0] else 3):
             self.stay *= 2
             return best
         self.calm, self.turn = 0, self.turn + 1
-        at = self.arms.index(best)
-        other = self.arms[(0, max(at - 1, 0), min(at + 1, len(self.arms) - 1))[self.turn % 3]]
-        doubtful = self.turn % 3 == 0 or self.known.rounds(other) < 3 * ENOUGH
+        at = arms.index(best)
+        other = arms[(0, max(at - 1, 0), min(at + 1, len(arms) - 1))[self.turn % 3]]
+        doubtful = self.turn % 3 == 0 or known.rounds(other) < 3 * ENOUGH
         return other if other != best and (doubtful or self._ratio(other, best) >= NEAR) else best
 
     def _ratio(self, width: int, other: int) -> float:

@@ -37,9 +37,10 @@ from gen.core.params import number, param
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
 from gen.models.targets.base import StepOutput
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, width_of
 from gen.samplers.verifiers.base import num_accepted
 
@@ -71,19 +72,18 @@ class LatentJacobiDrafter(Windowed):
         known = self.iterate[row, (self.reach[:, None] - 1).clamp_min(0)]
         enter = known if self.init == "repeat" else torch.zeros_like(known)
         drafts = torch.where((at < self.reach[:, None])[..., None], self.iterate[row, at], enter)
-        self.drafts, self.drafted = drafts, drafted
         return Draft(drafts, drafted)
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        logprobs = output.logprobs
-        width, length = logprobs.shape[1], self.drafts.shape[1]
-        values = self.values(step, logprobs).to(self.drafts.dtype)
-        still = (values[:, :length] - self.drafts).abs().amax(-1) <= self.tolerance
-        accepted = num_accepted(still & self.drafted)
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        logprobs, drafts = output.logprobs, draft.tokens
+        width, length = logprobs.shape[1], drafts.shape[1]
+        values = self.values(step, logprobs).to(drafts.dtype)
+        still = (values[:, :length] - drafts).abs().amax(-1) <= self.tolerance
+        accepted = num_accepted(still & draft.exists)
         column = torch.arange(width, device=logprobs.device)
         chosen = values.clone()
         chosen[:, :length] = torch.where(
-            (column[:length] < accepted[:, None])[..., None], self.drafts, values[:, :length]
+            (column[:length] < accepted[:, None])[..., None], drafts, values[:, :length]
         )
         # a column that does not exist stands for the row's first one
         here = torch.where(step.valid[..., None], chosen, chosen[:, :1])

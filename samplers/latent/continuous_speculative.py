@@ -30,16 +30,20 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from gen.core.errors import GenError, unknown
 from gen.core.method import presets
 from gen.core.params import Rule, integer, number, param
 from gen.core.registry import register
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel, ModelDrafter
 from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO
-from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths
+from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, PathRule
+from gen.samplers.verifiers.base import TOKEN
 
 MODES = ("exact", "relaxed")
 
@@ -77,6 +81,33 @@ class _AfterPrefill(LengthPolicy):
 
     def over(self, width, starts, tokens):
         self.policy.over(width, starts, tokens)
+
+
+class _PathDrafter(ModelDrafter):
+    """Drafter of chains of latents, each the end of a path.
+
+    Args:
+        draft: fresh target of the draft model.
+        paths: rule that draws drafts and decides which are accepted.
+        policy: decides how long the chains are.
+    """
+
+    def __init__(self, draft: CausalTarget, paths: PathRule, policy: LengthPolicy):
+        super().__init__(draft, TOKEN, policy)
+        self.paths = paths
+
+    def propose(self, step, tokens):
+        self.paths.begin()
+        return super().propose(step, tokens)
+
+    def draw(self, step, column, logprobs, active):
+        return self.paths.draw(step, column, logprobs, active)
+
+    def verify(self, step, draft, output):
+        if not draft.tokens.shape[1]:
+            latents = self.paths.undrafted(step, output.logprobs)
+            return Verdict(torch.zeros_like(step.start), latents)
+        return self.paths.verify(step, draft, output.logprobs)
 
 
 @register("sampler", "continuous_speculative")
@@ -136,11 +167,11 @@ class ContinuousSpeculative(DraftsWithModel):
             )
         lengths = self.length_policy(target, draft.rows)
         if self.mode == "exact":
-            chain = ExactPaths(ours, theirs, self.max_tries)
+            paths = ExactPaths(ours, theirs, self.max_tries)
         else:
-            chain = AlignedPaths(ours, theirs, self.max_tries, self.relaxation)
+            paths = AlignedPaths(ours, theirs, self.max_tries, self.relaxation)
             lengths = _AfterPrefill(lengths, math.ceil(self.prefill_ratio * target.length))
-        return ModelDrafter(draft, chain, lengths)
+        return _PathDrafter(draft, paths, lengths)
 
 
 presets(

@@ -46,17 +46,17 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict, columns_of
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.tree import columns_of
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import num_accepted
 
 BLOCK = 64  # tries of a position computed at once, at most
 
 
-class PathChain:
-    """Common part of both rules: a ``gen.samplers.causal.drafters.model.Chain``. ``ours``,
-    ``theirs``: the path distributions of target and draft.
+class PathRule:
+    """Common part of both rules, which draw drafts and verify them. ``ours``, ``theirs``: the path
+    distributions of target and draft.
 
     Below, ``row`` and ``column`` [n] pick positions of the round. The noise of a position itself
     ("token") is what autoregression would use; a chain uses it for a position at most once.
@@ -66,12 +66,12 @@ class PathChain:
         self.ours, self.theirs, self.max_tries = ours, theirs, max_tries
         self.drawn: list = []  # what is known of the drafts, column by column
 
-    def begin(self, step: CausalStep, drafts: int) -> None:
+    def begin(self) -> None:
+        """Begin a round without drafts."""
         self.drawn = []
 
-    def verify(
-        self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
-    ) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, logprobs: Tensor) -> Verdict:
+        drafts, drafted = draft.tokens, draft.exists
         accepted = num_accepted(self.kept(step, drafted, logprobs))
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         rejected = (
@@ -86,6 +86,7 @@ class PathChain:
         return Verdict(accepted, chosen)
 
     def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+        """Draw the latents [b, 1, C] of a round without any draft."""
         row = torch.arange(len(logprobs), device=logprobs.device)
         return self.own(step, row, torch.zeros_like(row), logprobs)[:, None]
 
@@ -140,7 +141,7 @@ class PathChain:
         return out
 
     def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
-        """See ``Chain``."""
+        """Draw the latents of one column; see ``ModelDrafter.draw``."""
         raise NotImplementedError
 
     def log_ratio(self, step: CausalStep, logprobs: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ class PathChain:
         raise NotImplementedError
 
 
-class ExactPaths(PathChain):
+class ExactPaths(PathRule):
     """Drafts have noise of their round, and are judged by the densities of whole paths."""
 
     def draw(self, step, column, logprobs, active):
@@ -199,7 +200,7 @@ class Last(NamedTuple):
         return (-0.5 * (1 - relaxation) * z.square() - log_sigma).sum(-1) - self.before
 
 
-class AlignedPaths(PathChain):
+class AlignedPaths(PathRule):
     """Draft and target share the noise of the position."""
 
     def __init__(

@@ -12,8 +12,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 from gen.samplers.engine.failed import first_failed, refuse_failed
-from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.rows import BatchSlots, RowStore
 from gen.samplers.masked.constrained import check_completable
 
 

@@ -6,7 +6,7 @@ are open. An ``order`` scores the positions. A ``selector`` chooses those that a
 least one per row. A ``remasker`` may mask or change what earlier steps committed. A ``stop`` may
 end a row. Rows advance independently, each with its own block and its own count of steps. A row
 that is finished takes the next waiting item, or leaves the batch
-(``gen.samplers.engine.slots``). Nothing a row draws depends on another row.
+(``gen.samplers.engine.rows``). Nothing a row draws depends on another row.
 
 A part is a function of one step (``gen.samplers.masked.step.MaskedStep``), registered under its
 kind:

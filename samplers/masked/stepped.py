@@ -20,7 +20,7 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.slots import SlotChange
+from gen.samplers.engine.rows import SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
 from gen.samplers.masked.batch import check_canvas, report
@@ -99,9 +99,9 @@ class SteppedMasked(SteppableRun):
         step, self.next = self.next, None
         if step is None or self.is_over:
             return
-        assert live.kept is not None, "the rows of a search are named one by one"
+        assert live.source is not None, "the rows of a search are named one by one"
         assert step.prediction is not None, "a pending step has its prediction"
-        rows = live.kept.index_on(batch.canvas.device)
+        rows = to_device(live.source, batch.canvas.device)
         self.next = view_canvas(run)
         self.next.block = None if step.block is None else _gathered(step.block, rows)
         self.next.prediction = _of_rows(step.prediction, rows)

@@ -27,7 +27,7 @@ from torch import Tensor
 from gen.core.params import choice, integer, number
 from gen.core.registry import register
 from gen.core.sampler import Sampler
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
 from gen.samplers.scales.loop import ScalesRun, check_refines, order_of
 from gen.samplers.verifiers.base import Token, num_accepted
 
@@ -117,7 +117,7 @@ class DraftedScale:
         n = torch.arange(len(rows), device=rows.device)[:, None]
         drafts = self.drafts[rows].gather(1, at)
         logq = self.logq[rows][n, at]
-        proposed = Tree.chain(drafts, judged, logq)
+        proposed = Draft(drafts, judged, logq)
         chance = Token().chance(proposed, logp)
         round, positions = torch.full_like(rows, call), at + run.here.start
         kept = run.rng.flip(chance, rows, positions, "accept", round, judged) & judged

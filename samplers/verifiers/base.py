@@ -37,17 +37,17 @@ from torch import Tensor
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import Verdict
-from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import (
+from gen.samplers.engine.draft import (
     RANKS,
     TOP_AND_RANDOM,
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
-    Tree,
+    Draft,
+    Verdict,
     columns_of,
 )
+from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.step_context import StepContext
 
 
 def num_accepted(kept: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Verifier:
         guarantee: what the rule does to the distribution.
         relaxed: whether it trades the distribution for acceptance; it then has ``relaxation``.
         judges_trees: whether it judges trees as well as chains.
-        draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``):
+        draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.draft``):
             all of them, but for drafts whose noise the target's own tokens share.
         needs_greedy: whether it requires temperature 0.
         needs_weights: whether it reads trained weights (``attach``).
@@ -128,7 +128,7 @@ class Verifier:
         """
         return self.on(target.space, target.device)
 
-    def verify(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
+    def verify(self, step: StepContext, tree: Draft, logp: Tensor) -> Verdict:
         """Accept a path of drafts and draw the token after it.
 
         Args:
@@ -158,7 +158,7 @@ class Verifier:
         is_last = torch.arange(width, device=logp.device) == column
         return Verdict(accepted, torch.where(is_last, last, ids))
 
-    def decide(self, step: StepContext, tree: Tree, logp: Tensor):
+    def decide(self, step: StepContext, tree: Draft, logp: Tensor):
         """Decide which drafts of a chain are accepted; arguments as in ``verify``.
 
         Returns:
@@ -171,11 +171,11 @@ class Verifier:
 class PositionVerifier(Verifier):
     """Verifier that judges every draft by itself; the first rejection ends the chain."""
 
-    def acceptance(self, tree: Tree, logp: Tensor) -> Tensor:
+    def acceptance(self, tree: Draft, logp: Tensor) -> Tensor:
         """Compute the probability f(x) to accept each draft, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
-    def chance(self, tree: Tree, logp: Tensor) -> Tensor:
+    def chance(self, tree: Draft, logp: Tensor) -> Tensor:
         """Compute ``acceptance``, and 0 where there is no distribution."""
         return self.acceptance(tree, logp).nan_to_num(0.0)
 
@@ -188,7 +188,7 @@ class PositionVerifier(Verifier):
         """
         return normalised(logp.exp().sub_(logq.exp()).clamp_min_(0), logp)
 
-    def residual_at(self, tree: Tree, logp: Tensor, column: Tensor) -> Tensor:
+    def residual_at(self, tree: Draft, logp: Tensor, column: Tensor) -> Tensor:
         """Compute the residual of one draft of each row, in ``column`` [b]: [b, V]; ``logp`` [b, W,
         V], W >= L."""
         logp = columns_of(logp, column)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
-from gen.samplers.engine.tree import RANKS, TOP_AND_RANDOM, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from gen.samplers.engine.draft import RANKS, TOP_AND_RANDOM, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 
 KINDS = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, TOP_AND_RANDOM)
 POINTS = 400  # of the quadrature without replacement, whose error is below 1e-5
@@ -30,7 +30,7 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int, draws: str) -> Tensor:
         p: the target's probabilities, [..., V].
         q: those of the draft model, [..., V].
         k: drafts of the node.
-        draws: how they are drawn, one of ``gen.samplers.engine.tree.DRAWS`` but position_noise.
+        draws: how they are drawn, one of ``gen.samplers.engine.draft.DRAWS`` but position_noise.
 
     Returns:
         The bound, [...].

@@ -20,9 +20,8 @@ from __future__ import annotations
 import torch
 
 from gen.core.registry import register
-from gen.samplers.engine.causal_loop import Verdict
+from gen.samplers.engine.draft import DRAWS, Verdict
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import DRAWS
 from gen.samplers.verifiers.tree import TreeVerifier, node
 
 

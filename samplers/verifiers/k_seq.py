@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
+from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import WITH_REPLACEMENT
 from gen.samplers.verifiers.tree import TreeVerifier, coins, node
 
 BISECTIONS = 60

@@ -21,8 +21,8 @@ import torch
 
 from gen.core.method import Limit, method
 from gen.core.registry import register
+from gen.samplers.engine.draft import WITHOUT_REPLACEMENT
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.recursive import excess
 from gen.samplers.verifiers.tree import TreeVerifier, coins, node
 

@@ -2,8 +2,8 @@
 
 The target's distributions p and the drafts' q are final ones (guided, filtered). A verifier reads
 one target distribution per node: paths through the same node share it, and of equal siblings the
-first one has all children (``Tree.merged``). A draft that the target cannot say is rejected; behind
-it there need not be a distribution.
+first one has all children (``Draft.merged``). A draft that the target cannot say is rejected;
+behind it there need not be a distribution.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.samplers.engine.causal_loop import Verdict
+from gen.samplers.engine.draft import Draft, Verdict, node_positions
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree, node_positions
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -23,7 +22,7 @@ class TreeVerifier(Verifier):
 
     judges_trees = True
 
-    def walk(self, step: StepContext, tree: Tree, logp: Tensor) -> tuple[Tensor, Tensor]:
+    def walk(self, step: StepContext, tree: Draft, logp: Tensor) -> tuple[Tensor, Tensor]:
         """Accept a path.
 
         Args:
@@ -37,7 +36,7 @@ class TreeVerifier(Verifier):
         """
         raise NotImplementedError
 
-    def verify(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
+    def verify(self, step: StepContext, tree: Draft, logp: Tensor) -> Verdict:
         last, logprobs = self.walk(step, tree, logp)
         path, count = tree.path(last), tree.depth_of(last)[:, None]
         tokens = torch.cat([tree.tokens.gather(1, path), torch.zeros_like(count)], 1)
@@ -45,7 +44,7 @@ class TreeVerifier(Verifier):
         return Verdict(count[:, 0], tokens, None if tree.is_chain else path)
 
 
-def next_token(step: StepContext, tree: Tree, last: Tensor, logprobs: Tensor) -> Tensor:
+def next_token(step: StepContext, tree: Draft, last: Tensor, logprobs: Tensor) -> Tensor:
     """Draw the token after the accepted path.
 
     A bonus token, where no draft was rejected, has the noise of its position: a row without drafts
@@ -73,7 +72,7 @@ def next_token(step: StepContext, tree: Tree, last: Tensor, logprobs: Tensor) ->
     return drawn
 
 
-def coins(step: StepContext, tree: Tree, column: Tensor, p: Tensor, active: Tensor) -> Tensor:
+def coins(step: StepContext, tree: Draft, column: Tensor, p: Tensor, active: Tensor) -> Tensor:
     """Flip the coin of one draft of each row.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from copy import copy
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +36,7 @@ from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal import couplings
 from gen.samplers.causal import jacobi as speculative_jacobi
-from gen.samplers.engine.causal_loop import Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.verifiers import base as verifiers
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -216,9 +216,9 @@ class StaleDistributions(speculative_jacobi.JacobiDrafter):
     """Drafts kept past the first rejection keep the distribution they were first drawn from,
     instead of q := p."""
 
-    def verify(self, step, output):
-        old, drafted, logp = replace(self.drafts), self.drafts.exists, output.logprobs
-        verdict = super().verify(step, output)
+    def verify(self, step, draft, output):
+        old, drafted, logp = copy(draft), draft.exists, output.logprobs
+        verdict = super().verify(step, draft, output)
         accepted, ids = verdict.num_accepted, verdict.tokens
         width, length = ids.shape[1], drafted.shape[1]
         source = accepted[:, None] + 1 + torch.arange(width)
@@ -236,9 +236,9 @@ class LockStep(speculative_jacobi.JacobiDrafter):
 
     stale = False
 
-    def verify(self, step, output):
-        old, length, logp = replace(self.drafts), self.drafts.tokens.shape[1], output.logprobs
-        verdict = super().verify(step, output)
+    def verify(self, step, draft, output):
+        old, length, logp = copy(draft), draft.tokens.shape[1], output.logprobs
+        verdict = super().verify(step, draft, output)
         accepted, ids = verdict.num_accepted, verdict.tokens
         self.tokens, self.logq = ids[:, 1:], logp[:, 1:].clone()
         self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)

@@ -23,6 +23,7 @@ from gen.models.adapters.graphs import FixedSlots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.passes import one_of
+from gen.samplers.engine.captured_step import StepGraphs
 
 ROWS = 5
 JACOBI = {"name": "speculative_jacobi", "window": 6}
@@ -36,6 +37,12 @@ def decode(net, spec, captured: Captured | None, rows: int = ROWS, seed: int = 0
     if captured is not None:
         captured_forward(adapter, captured)
     return decode_ragged(adapter, spec, rows, seed)
+
+
+@pytest.fixture(autouse=True)
+def by_themselves(monkeypatch):
+    """Captured passes without captured steps, which have tests of their own."""
+    monkeypatch.setattr(StepGraphs, "of", lambda run: None)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.protocols import TreeModel
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.step_context import tree_positions
+from gen.samplers.engine.draft import tree_positions
 
 CLOSE, V = 1e-9, 12
 ROWS, LENGTHS, ROUNDS = 4, (3, 5, 4, 2), 3

@@ -16,7 +16,7 @@ from gen.models.adapters.language_models import BlockLM, CausalLM, MaskedLM
 from gen.models.adapters.masks import CAUSAL
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.adapters.windows import Window, windows_of
-from gen.samplers.engine.step_context import tree_positions
+from gen.samplers.engine.draft import tree_positions
 
 CLOSE, WRONG, LENGTH = 1e-6, 1e-3, 3 * WINDOW  # some classes rotate in float32
 NAMES = ("mistral", "gemma3", "smollm3", "llama4")

@@ -15,8 +15,15 @@ from torch import nn
 from trained_drafters import DEPTH, NET, network, scrambled, target
 
 from gen.core.errors import GenError
+from gen.models.adapters.draft_models import (
+    dropping_model,
+    exit_model,
+    repaired_model,
+    routed_model,
+)
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import unfiltered
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.base import DepthOptions
 from gen.recipes.drafters.data import Batch, Teacher
@@ -32,12 +39,7 @@ from gen.recipes.drafters.kind_parallel import (
 from gen.recipes.drafters.kind_router import RouterKind, RouterOptions, decided
 from gen.recipes.drafters.kind_skip import SkipOptions, SkipRepair
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
-from gen.samplers.causal.drafters.exit import exit_model
-from gen.samplers.causal.drafters.heads import unfiltered
-from gen.samplers.causal.drafters.lora_drop import dropping_model
 from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
-from gen.samplers.causal.drafters.router import routed_model
-from gen.samplers.causal.drafters.skip import repaired_model
 
 WRONG = 1e-3
 

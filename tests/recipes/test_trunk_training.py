@@ -17,10 +17,10 @@ from trained_drafters import DEPTH, KINDS, network, scrambled, target
 from unrolled_drafts import nodes_of, noted
 
 from gen.core.errors import GenError
+from gen.models.nets.draft_heads.entries import later
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
-from gen.samplers.causal.drafters.entry_layer import later
 from gen.samplers.causal.shapes.static import Chain
 
 TRUNKS = ("clover", "chimera")

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from tabular import causal_target, space_of
 
 from gen.core.errors import GenError
-from gen.samplers.engine.tree import (
+from gen.samplers.engine.draft import (
     POSITION,
     RANKS,
     TOP_AND_RANDOM,

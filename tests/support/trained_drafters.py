@@ -11,18 +11,19 @@ from torch import nn
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.draft_models import (
+    corrections_of,
+    exit_layer,
+    maps_of,
+    repairs_of,
+    routers_of,
+)
 from gen.models.adapters.language_models import CausalLM
+from gen.models.nets.draft_heads.heads import MedusaHeads, hydra_of
+from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.exit import exit_layer
-from gen.samplers.causal.drafters.head_networks import MedusaHeads, hydra_of
-from gen.samplers.causal.drafters.heads import projection
-from gen.samplers.causal.drafters.hidden_transfer import maps_of
-from gen.samplers.causal.drafters.longspec_layer import LongSpecLayer, LongSpecShape
-from gen.samplers.causal.drafters.lora_drop import corrections_of
+from gen.models.targets.trained_drafters import DrafterFacts, projection, write_drafter
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
-from gen.samplers.causal.drafters.router import routers_of
-from gen.samplers.causal.drafters.skip import repairs_of
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 
 V, DEPTH, LAST = 24, 3, "model.norm"
 NET = small_llama(V)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -32,14 +33,14 @@ SPARE = 2  # memories that no cache uses and that are kept, with their graphs
 WARM_UP = 2  # passes before a capture, in which libraries allocate their workspaces
 
 CANVASES = 64  # graphs of canvases that are kept
-Pass = Callable[[Sequence[Tensor]], Tensor]
+Pass = Callable[[Sequence[Tensor]], Any]  # returns a tensor, or a list of them
 Graph = tuple[list[Tensor], Callable[[], Tensor]]  # inputs, and the pass on what they hold
 
 
 class Recorder(Protocol):
     """Way to run a function of tensors again without Python."""
 
-    def record(self, run: Pass, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
+    def record(self, run: Pass, inputs: Sequence[Tensor]) -> Callable[[], Any]:
         """Record a function on tensors whose addresses stay.
 
         Args:
@@ -59,7 +60,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def record(self, run: Pass, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
+    def record(self, run: Pass, inputs: Sequence[Tensor]) -> Callable[[], Any]:
         """See ``Recorder``.
 
         Raises:
@@ -78,7 +79,7 @@ class CudaRecorder:
             raise _not_captured(error) from error
         self._pool = graph.pool()
 
-        def replay() -> Tensor:
+        def replay() -> Any:
             graph.replay()
             return out
 
@@ -223,6 +224,16 @@ class Captured:
         self._canvases: dict[Any, Graph] = {}
         self._rooms: dict[int, int] = {}  # most rows of canvases of a width
         self._tables: dict[int, Any] = {}  # what a forward made of the slots once
+        self._is_recording = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let passes that run inside be parts of what is being recorded."""
+        self._is_recording = True
+        try:
+            yield
+        finally:
+            self._is_recording = False
 
     def new_cache(self, layers: int, slots: int) -> StaticSlots:
         """Return an empty cache of ``slots`` positions."""
@@ -274,7 +285,11 @@ class Captured:
             GenError: the pass cannot be captured.
         """
         (rows, width), memory = positions.shape, cache.memory
-        height, columns = _bucket(rows, memory.rows), 1 << (width - 1).bit_length()
+        if self._is_recording:  # a step, of which the pass is a part
+            slots = [x[:rows] for pair in memory.layers.values() for x in pair]
+            fixed = FixedSlots(slots[::2], slots[1::2], cache.positions, cache.tables)
+            return adapter.network(inputs, positions, mask, fixed)
+        height, columns = bucket(rows, memory.rows), 1 << (width - 1).bit_length()
         kinds = list(mask) if isinstance(mask, dict) else None
         masks = list(mask.values()) if isinstance(mask, dict) else [mask]
         names, given = list(inputs), [*inputs.values(), positions, cache.positions]
@@ -301,7 +316,7 @@ class Captured:
         """Run the network of an adapter over a whole canvas: arguments of ``canvas_network``."""
         rows, width = positions.shape
         self._rooms[width] = max(rows, self._rooms.get(width, 0))
-        height = _bucket(rows, self._rooms[width])
+        height = bucket(rows, self._rooms[width])
         given = [*inputs.values(), positions, *([] if mask is None else [mask])]
         padded = [_padded(x, height - rows, 0, 1) for x in given]
         key = (tuple(inputs), keep, tuple(x.shape for x in padded))
@@ -354,7 +369,7 @@ def _pass(adapter: Any, names: list[str], kinds: list[str] | None, tables: Any) 
     return run
 
 
-def _bucket(rows: int, room: int) -> int:
+def bucket(rows: int, room: int) -> int:
     """Return the rows that a pass of ``rows`` computes: all that there is room for, or a half, a
     quarter, ... of them."""
     while room // 2 >= rows:

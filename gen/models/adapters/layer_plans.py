@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 
 from torch import nn
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.models.load.locate import config_field
+
+KEPT_LAYERS = "a share of the layers such as '1/2', or layers such as '0,2-3,7'"
+
+
+def kept_layers(spelling: str, num_layers: int | None) -> tuple[int, ...]:
+    """List the kept layers of a model.
+
+    Args:
+        spelling: share of the layers, spread evenly from the first to the last, or their numbers.
+        num_layers: layers that the model has; None checks the spelling alone.
+
+    Raises:
+        GenError: the plan is none, or has a layer that the model lacks.
+    """
+
+    def refused(expected: str) -> GenError:
+        return bad_value("sampler.kept_layers", spelling, expected)
+
+    if share := re.fullmatch(r"(\d+)/(\d+)", spelling):
+        over, under = int(share[1]), int(share[2])
+        if not 0 < over <= under:
+            raise refused("a share above 0 and at most 1, such as '1/2'")
+        last = (num_layers or 1) - 1
+        count = max(1, round((last + 1) * over / under))
+        return tuple(round(n * last / max(1, count - 1)) for n in range(count))
+    layers: list[int] = []
+    for entry in spelling.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", entry)
+        if match is None:
+            raise refused(KEPT_LAYERS)
+        layers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if not layers or layers != sorted(set(layers)):
+        raise refused(f"{KEPT_LAYERS}, upwards")
+    if num_layers is not None and layers[-1] >= num_layers:
+        raise refused(f"layers from 0 to {num_layers - 1}, which the model has")
+    return tuple(layers)
 
 
 def keep_layers(

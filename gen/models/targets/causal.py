@@ -3,7 +3,7 @@ of everything that is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Self, cast
@@ -41,6 +41,7 @@ class CausalTarget(Target):
             None where distributions depend on no such token but through the model.
         allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
         hidden_layers: layers whose hidden states every forward pass returns.
+        lacks_prompts: whether the prompt of any row is not in the cache.
         gives_raw: whether every forward pass returns log-probabilities before temperature and
             filters (``StepOutput.raw``), as it does where the sampling parameters ask for them.
     """
@@ -66,7 +67,7 @@ class CausalTarget(Target):
         self._branches: Tensor | None = None
         self.hidden_layers: tuple[str, ...] = ()
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
-        self._has_fresh = True
+        self.lacks_prompts = True
         # from positions of the grid to slots of the cache, [H B, 1]
         self._shift = (self.prompt_length - 1)[:, None]
         # positions that the prompt of each item brings into the cache, all branches together
@@ -112,6 +113,15 @@ class CausalTarget(Target):
         return torch.where(self.space.is_masked(tokens)[..., None], allowed, only)
 
     @property
+    def row_inputs(self) -> list[Tensor]:
+        """What a pass reads of the rows: first slots [H B, 1] and prompts [H B, P]."""
+        return [self._shift, self.prompts.tokens]
+
+    @row_inputs.setter
+    def row_inputs(self, tensors: Sequence[Tensor]) -> None:
+        self._shift, self.prompts.tokens = tensors
+
+    @property
     def replaces(self) -> bool:
         """True if rows can become other items: the cache has to take calls about some rows."""
         return self.cache.select is not None
@@ -144,7 +154,7 @@ class CausalTarget(Target):
         self._shift = (self.prompt_length - 1)[:, None]
 
     def _reset_rows(self, rows: np.ndarray) -> None:
-        self._fresh, self._has_fresh = self._fresh | rows, True
+        self._fresh, self.lacks_prompts = self._fresh | rows, True
 
     def keep(self, rows: Tensor) -> None:
         """See ``Target.keep``."""
@@ -153,7 +163,7 @@ class CausalTarget(Target):
         self.cache.keep(branch_rows)
         self._follow_items()
         self._fresh = self._fresh[rows.cpu().numpy()]
-        self._has_fresh = bool(self._fresh.any())
+        self.lacks_prompts = bool(self._fresh.any())
         if self.history is not None:
             self.history = self.history[rows]
 
@@ -251,11 +261,11 @@ class CausalTarget(Target):
         slots = (positions + self._shift.view(self.branches, -1, 1)).flatten(0, 1)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
-        if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):
+        if self.lacks_prompts or self.device.type != "cpu" or not grid.numpy().min():
             first = self.first
             start = (slots == self._shift).view(*slots.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
-        if self._has_fresh:
+        if self.lacks_prompts:
             computed, alike = self._to_prefill()
             if not np.array_equal(computed, fresh):
                 self._share_prefill(first, alike)
@@ -267,7 +277,7 @@ class CausalTarget(Target):
                 prompt_states = self._prefill(first, fresh)
             num_computed = num_computed + computed * self._prompt_positions[self.prompts.row_items]
             num_positions = num_positions + computed * (self.prompt.shape[1] - 1) * self.branches
-            self._fresh, self._has_fresh = np.zeros_like(fresh), False
+            self._fresh, self.lacks_prompts = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
         if prefix is not None and hidden is not None:
@@ -297,14 +307,14 @@ class CausalTarget(Target):
         before = take(self.prompt, self._shift)[..., None]
         inputs = torch.where(start, before, tokens.repeat(*repeats, 1))
         num_computed = num_positions = width * self.branches
-        if self._has_fresh:
+        if self.lacks_prompts:
             if self.prompt.shape[1] > 1:
                 self._prefill(self.prompt, fresh)
             prompts = self._prompt_positions[self.prompts.row_items]
             num_computed = num_computed + np.where(fresh, prompts, 0)
             padded = (self.prompt.shape[1] - 1) * self.branches
             num_positions = num_positions + np.where(fresh, padded, 0)
-            self._fresh, self._has_fresh = np.zeros_like(fresh), False
+            self._fresh, self.lacks_prompts = np.zeros_like(fresh), False
         with self._routed():
             out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
         return StepOutput(self._outcome(out, positions)[0], num_computed, num_positions)
@@ -585,8 +595,3 @@ class CausalTarget(Target):
                 f" {int(positions[row, column])}, which the constraint forbids there; expected a"
                 " sampler whose guarantee is 'same_tokens' or 'same_distribution'"
             )
-
-
-def _lowest(positions: Tensor) -> int:
-    """Least of some positions that the host holds."""
-    return positions.item() if positions.numel() == 1 else positions.numpy().min()

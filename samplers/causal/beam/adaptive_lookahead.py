@@ -28,15 +28,8 @@ from dataclasses import dataclass, field
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import DeterministicSampler
-from gen.samplers.engine.hypotheses import (
-    Extension,
-    Item,
-    Scores,
-    Search,
-    Text,
-    decode_hypotheses,
-)
+from gen.samplers.causal.beam.base import SearchSampler
+from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 
 @dataclass
@@ -67,12 +60,12 @@ class Lookahead(Search):
     """Greedy search of one item with trials.
 
     Args:
-        item: the item.
         params: parameters of the method.
+        item: the item.
     """
 
-    def __init__(self, item: Item, params: AdaptiveLookahead):
-        self.item, self.params = item, params
+    def __init__(self, params: AdaptiveLookahead, item: Item):
+        self.params, self.item = params, item
         self.text: Text = ()
         self.trials: list[Trial] = []
 
@@ -151,7 +144,7 @@ class Lookahead(Search):
 )
 @register("sampler", "adaptive_lookahead")
 @dataclass(frozen=True)
-class AdaptiveLookahead(DeterministicSampler):
+class AdaptiveLookahead(SearchSampler):
     """Take the most likely token, and look ahead where the distribution is undecided.
 
     ``entropy_threshold``: entropy in nats from which candidates are tried out. ``candidates``: most
@@ -164,11 +157,8 @@ class AdaptiveLookahead(DeterministicSampler):
 
     papers = ("2506.08980",)
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        return decode_hypotheses(
-            target,
-            lambda item: Lookahead(item, self),
-            self.candidates,
-            trace=trace,
-            callback=callback,
-        )
+    def search(self, item: Item) -> Lookahead:
+        return Lookahead(self, item)
+
+    def width(self, num_ends: int) -> int:
+        return self.candidates

@@ -1,12 +1,11 @@
-"""Base class of causal samplers that follow a rule and draw nothing."""
+"""Base classes of causal samplers that follow a rule and draw nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
 
-from gen.core.params import Rule, integer, number, param
 from gen.core.sampler import Sampler
-from gen.samplers.causal.beam.pool import PoolParams
+from gen.samplers.engine.hypotheses import Item, Search, decode_hypotheses
 
 
 class DeterministicSampler(Sampler):
@@ -20,33 +19,29 @@ class DeterministicSampler(Sampler):
     def deterministic(self) -> bool:
         return True
 
+
+class SearchSampler(DeterministicSampler):
+    """Rule that searches among several texts of an item (``gen.samplers.engine.hypotheses``)."""
+
+    superposed = False  # whether a row may have several tokens as one input
+
     @property
     def returns_logprobs(self) -> bool:
         return False  # a search takes tokens of several texts
 
+    @abstractmethod
+    def search(self, item: Item) -> Search:
+        """Begin the search of one item."""
 
-@dataclass(frozen=True)
-class PoolSampler(DeterministicSampler):
-    """Rule that keeps several texts of an item, the best ones, and gives out one of them.
+    @abstractmethod
+    def width(self, num_ends: int) -> int:
+        """Count the most likely tokens of each row that the search reads, of a token space with so
+        many tokens that end a text."""
 
-    ``length_penalty``: exponent of the length that scores of finished texts are divided by.
-    ``early_stopping``: true, false or never, as in transformers. ``rank``: number of the text that
-    comes out, 0 for the best one; where there are fewer, the last one does.
-    """
-
-    length_penalty: float = number(1.0, -100, 100)
-    early_stopping: bool | str = param(
-        False, also=(True, False, "never"), expected="true, false or 'never'"
-    )
-    rank: int = integer(0)
-
-    rules = (Rule("rank", lambda s: s.rank < s.num_texts, lambda s: f"0 to {s.num_texts - 1}"),)
-
-    @property
-    def num_texts(self) -> int:
-        """Texts of an item."""
-        raise NotImplementedError
-
-    def pool(self, size: int) -> PoolParams:
-        """Return the parameters of a pool of so many texts."""
-        return PoolParams(size, self.length_penalty, self.early_stopping)
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+        width = self.width(len(target.space.row_ends))
+        if self.superposed:
+            target.require_superposition("superposed decoding")
+        return decode_hypotheses(
+            target, self.search, width, superposed=self.superposed, trace=trace, callback=callback
+        )

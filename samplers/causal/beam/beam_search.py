@@ -30,34 +30,30 @@ from dataclasses import dataclass
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import Rule, integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import PoolSampler
-from gen.samplers.causal.beam.pool import Candidate, Finished, Pool, PoolParams
-from gen.samplers.engine.hypotheses import (
-    Extension,
-    Item,
-    Scores,
-    Search,
-    Text,
-    decode_hypotheses,
+from gen.samplers.causal.beam.pool import (
+    Candidate,
+    Pool,
+    PoolSampler,
+    best_finished,
+    num_extensions,
 )
+from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 
 class Beams(Search):
     """Beam search of one item, in groups that are open or not.
 
     Args:
+        params: parameters of the method.
         item: the item.
-        groups: number of groups.
-        params: parameters of each group.
-        penalty: strength of the diversity penalty.
-        rank: number of the text that comes out.
     """
 
-    def __init__(self, item: Item, groups: int, params: PoolParams, penalty: float, rank: int):
-        self.pools = [Pool(params, item) for _ in range(groups)]
-        self.penalty, self.rank = penalty, rank
+    def __init__(self, params: BeamSearch, item: Item):
+        self.params = params
+        groups = range(params.num_beam_groups)
+        self.pools = [Pool(params, params.group_size, item) for _ in groups]
         # row of each live hypothesis of each group; all begin with the prompt
-        self.rows = [[0] for _ in range(groups)]
+        self.rows = [[0] for _ in groups]
 
     def extend(self, rows: list[Scores]) -> list[Extension]:
         taken: Counter[int] = Counter()
@@ -65,32 +61,25 @@ class Beams(Search):
         for group, pool in enumerate(self.pools):
             if not pool.is_open:
                 continue
+            before, position = self.rows[group], len(pool.live[0])
+            penalty = self.params.diversity_penalty
             candidates = [
-                Candidate(pool.scores[n] + logprob - self.penalty * taken[token], n, token)
-                for n, row in enumerate(self.rows[group])
+                Candidate(pool.scores[n] + logprob - penalty * taken[token], n, token)
+                for n, row in enumerate(before)
                 for token, logprob in zip(rows[row].ids, rows[row].logprobs, strict=True)
             ]
-            position = len(pool.live[0])
             alive, chosen = pool.extend(candidates)
             taken.update(chosen)
-            if not pool.is_open:
-                continue
-            before = self.rows[group]
-            self.rows[group] = list(range(len(following), len(following) + len(alive)))
-            following += [Extension(before[c.hypothesis], (c.token,), position) for c in alive]
+            if pool.is_open:
+                self.rows[group] = list(range(len(following), len(following) + len(alive)))
+                following += [Extension(before[c.hypothesis], (c.token,), position) for c in alive]
         return following
 
     def possible(self) -> list[Text]:
-        live = [text for pool in self.pools if pool.is_open for text in pool.live]
-        return live + [f.text for f in self._finished()]
+        return [text for pool in self.pools for text in pool.possible]
 
     def result(self) -> Text:
-        finished = self._finished()
-        return finished[min(self.rank, len(finished) - 1)].text
-
-    def _finished(self) -> list[Finished]:
-        found = [f for pool in self.pools for f in pool.finished]
-        return sorted(found, key=lambda f: -f.score)
+        return best_finished(self.pools, self.params.rank)
 
 
 @method(
@@ -138,14 +127,15 @@ class BeamSearch(PoolSampler):
     def num_texts(self) -> int:
         return self.num_beams
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        size = self.num_beams // self.num_beam_groups
-        params = self.pool(size)
-        width = params.width(len(target.space.row_ends))
-        if self.diversity_penalty:  # so many tokens of a row may be penalised
-            width += self.num_beams
+    @property
+    def group_size(self) -> int:
+        """Hypotheses of a group."""
+        return self.num_beams // self.num_beam_groups
 
-        def search(item: Item) -> Search:
-            return Beams(item, self.num_beam_groups, params, self.diversity_penalty, self.rank)
+    def search(self, item: Item) -> Beams:
+        return Beams(self, item)
 
-        return decode_hypotheses(target, search, width, trace=trace, callback=callback)
+    def width(self, num_ends: int) -> int:
+        # so many tokens of a row may be penalised
+        penalised = self.num_beams if self.diversity_penalty else 0
+        return num_extensions(self.group_size, num_ends) + penalised

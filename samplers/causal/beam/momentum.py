@@ -28,8 +28,9 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.beam.base import DeterministicSampler
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.hypotheses import first_largest
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
@@ -39,15 +40,14 @@ class Resistance(Drafter):
     """Drafter that drafts nothing: every step takes the token that the rule chooses.
 
     Args:
+        params: parameters of the method.
         target: the target, for its prompts.
-        strength: factor of the resistance.
-        candidates: most likely tokens that compete.
     """
 
     window = 1
 
-    def __init__(self, target: CausalTarget, strength: float, candidates: int):
-        self.target, self.strength, self.candidates = target, strength, candidates
+    def __init__(self, params: Momentum, target: CausalTarget):
+        self.params, self.target = params, target
         self.texts = torch.zeros(0, 0, dtype=torch.long)
         self.lengths = torch.zeros(0, dtype=torch.long)
 
@@ -55,17 +55,16 @@ class Resistance(Drafter):
         rows = self.target.rows
         prompt, length = self.target.prompt[:rows], self.target.prompt_length[:rows]
         self.texts, self.lengths = joined(prompt, length, tokens), length + step.start
-        return Draft(tokens[:, :0], step.valid[:, :0])
+        return Draft.none(tokens, step.valid)
 
-    def verify(self, step, output):
-        ids, logprobs = first_largest(
-            output.logprobs[:, 0], min(self.candidates, output.logprobs.shape[-1])
-        )
+    def verify(self, step, draft, output):
+        every, strength = output.logprobs[:, 0], self.params.resistance
+        ids, logprobs = first_largest(every, min(self.params.candidates, every.shape[-1]))
         repeated = longest_repetition(self.texts, self.lengths, ids, LONGEST)
         resistance = torch.where(repeated < LONGEST, repeated.to(logprobs), torch.inf)
         score = logprobs.exp()
-        if self.strength:
-            score = score - self.strength * resistance
+        if strength:
+            score = score - strength * resistance
         score = score.masked_fill(logprobs == -torch.inf, -torch.inf)
         # a row whose candidates all are beyond any resistance takes the first one, the most likely
         best = score.sort(dim=-1, descending=True, stable=True).indices[:, :1]
@@ -126,9 +125,5 @@ class Momentum(DeterministicSampler, CausalSampler):
 
     papers = ("2212.02175",)
 
-    @property
-    def returns_logprobs(self) -> bool:
-        return True
-
     def make_drafter(self, target, draft):
-        return Resistance(target, self.resistance, self.candidates)
+        return Resistance(self, target)

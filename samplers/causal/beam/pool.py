@@ -16,20 +16,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gen.core.params import Rule, integer, number, param
+from gen.samplers.causal.beam.base import SearchSampler
 from gen.samplers.engine.hypotheses import Item, Text
 
 
 @dataclass(frozen=True)
-class PoolParams:
-    """Parameters of a pool: ``size`` k, ``length_penalty``, ``early_stopping``."""
+class PoolSampler(SearchSampler):
+    """Rule that keeps several texts of an item, the best ones, and gives out one of them.
 
-    size: int
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
+    ``length_penalty``: exponent of the length that scores of finished texts are divided by.
+    ``early_stopping``: true, false or never, as in transformers. ``rank``: number of the text that
+    comes out, 0 for the best one; where there are fewer, the last one does.
+    """
 
-    def width(self, num_ends: int) -> int:
-        """Number of extensions that a step looks at."""
-        return (1 + max(1, num_ends)) * self.size
+    length_penalty: float = number(1.0, -100, 100)
+    early_stopping: bool | str = param(
+        False, also=(True, False, "never"), expected="true, false or 'never'"
+    )
+    rank: int = integer(0)
+
+    rules = (Rule("rank", lambda s: s.rank < s.num_texts, lambda s: f"0 to {s.num_texts - 1}"),)
+
+    @property
+    def num_texts(self) -> int:
+        """Texts of an item."""
+        raise NotImplementedError
+
+
+def num_extensions(size: int, num_ends: int) -> int:
+    """Count the extensions that a step of ``size`` hypotheses looks at."""
+    return (1 + max(1, num_ends)) * size
 
 
 class Candidate(NamedTuple):
@@ -48,8 +65,19 @@ class Finished(NamedTuple):
     text: Text
 
 
+def best_finished(pools: list[Pool], rank: int) -> Text:
+    """Return the finished text of a rank, or the last one where there are fewer."""
+    found = sorted((f for pool in pools for f in pool.finished), key=lambda f: -f.score)
+    return found[min(rank, len(found) - 1)].text
+
+
 class Pool:
     """Live and finished hypotheses of one item.
+
+    Args:
+        params: parameters of the method.
+        size: number of hypotheses k.
+        item: the item.
 
     Attributes:
         live: texts that go on, the best one first.
@@ -58,12 +86,17 @@ class Pool:
         is_open: whether the search goes on.
     """
 
-    def __init__(self, params: PoolParams, item: Item):
-        self.params, self.item = params, item
+    def __init__(self, params: PoolSampler, size: int, item: Item):
+        self.params, self.size, self.item = params, size, item
         self.live: list[Text] = [()]
         self.scores = [0.0]
         self.finished: list[Finished] = []
         self.is_open = True
+
+    @property
+    def possible(self) -> list[Text]:
+        """Texts of which one may come out or be the beginning of it."""
+        return (self.live if self.is_open else []) + [f.text for f in self.finished]
 
     def extend(self, candidates: list[Candidate]) -> tuple[list[Candidate], list[int]]:
         """Extend the hypotheses by one token.
@@ -75,20 +108,20 @@ class Pool:
         Returns:
             Extensions that live on, and the tokens that were chosen, those that end a text too.
         """
-        params, item, position = self.params, self.item, len(self.live[0])
+        item, position = self.item, len(self.live[0])
         ordered = sorted(candidates, key=lambda c: (-c.score, c.hypothesis, c.token))
         alive: list[Candidate] = []
         chosen: list[int] = []
-        for rank, candidate in enumerate(ordered[: params.width(len(item.ends))]):
+        for rank, candidate in enumerate(ordered[: num_extensions(self.size, len(item.ends))]):
             if not item.is_over(candidate.token, position):
                 alive.append(candidate)
-            elif rank < params.size:
+            elif rank < self.size:
                 self._finish(candidate, position + 1)
                 chosen.append(candidate.token)
-        alive = alive[: params.size]
+        alive = alive[: self.size]
         self.live = [(*self.live[c.hypothesis], c.token) for c in alive]
         self.scores = [c.score for c in alive]
-        self.finished = sorted(self.finished, key=lambda f: -f.score)[: params.size]
+        self.finished = sorted(self.finished, key=lambda f: -f.score)[: self.size]
         self.is_open = bool(alive) and not self._is_over(position + 1)
         return alive, chosen + [c.token for c in alive]
 
@@ -98,12 +131,10 @@ class Pool:
 
     def _is_over(self, length: int) -> bool:
         """Tell whether nothing better can come: ``length`` tokens are there."""
-        params = self.params
-        if len(self.finished) < params.size:
+        stopping, penalty = self.params.early_stopping, self.params.length_penalty
+        if len(self.finished) < self.size:
             return False
-        if params.early_stopping is True:
+        if stopping is True:
             return True
-        if params.early_stopping == "never" and params.length_penalty > 0:
-            length = self.item.length
-        best = self.scores[0] / length**params.length_penalty
-        return best <= self.finished[-1].score
+        longest = self.item.length if stopping == "never" and penalty > 0 else length
+        return self.scores[0] / longest**penalty <= self.finished[-1].score

@@ -31,16 +31,8 @@ from dataclasses import dataclass
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import PoolSampler
-from gen.samplers.causal.beam.pool import Candidate, Pool
-from gen.samplers.engine.hypotheses import (
-    Extension,
-    Item,
-    Scores,
-    Search,
-    Text,
-    decode_hypotheses,
-)
+from gen.samplers.causal.beam.pool import Candidate, Pool, PoolSampler, best_finished
+from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 NGRAM_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12, 0.5)  # of contexts of 1, 2, ... tokens
 
@@ -49,13 +41,13 @@ class Drafts(Search):
     """Drafts of one item in one row.
 
     Args:
-        item: the item.
         params: parameters of the method.
+        item: the item.
     """
 
-    def __init__(self, item: Item, params: Superposed):
-        self.item, self.params = item, params
-        self.pool = Pool(params.pool(params.num_drafts), item)
+    def __init__(self, params: Superposed, item: Item):
+        self.params, self.item = params, item
+        self.pool = Pool(params, params.num_drafts, item)
 
     def extend(self, rows: list[Scores]) -> list[Extension]:
         pool, position = self.pool, len(self.pool.live[0])
@@ -88,12 +80,10 @@ class Drafts(Search):
         return [(1 - share) * x + share * math.log(g) if g else -math.inf for x, g in pairs]
 
     def possible(self) -> list[Text]:
-        live = self.pool.live if self.pool.is_open else []
-        return live + [f.text for f in self.pool.finished]
+        return self.pool.possible
 
     def result(self) -> Text:
-        finished = self.pool.finished
-        return finished[min(self.params.rank, len(finished) - 1)].text
+        return best_finished([self.pool], self.params.rank)
 
 
 def log_sum(values: list[float]) -> float:
@@ -148,18 +138,14 @@ class Superposed(PoolSampler):
     miss_penalty: float = number(200.0)
 
     papers = ("2405.18400",)
+    superposed = True
 
     @property
     def num_texts(self) -> int:
         return self.num_drafts
 
-    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        target.require_superposition("superposed decoding")
-        return decode_hypotheses(
-            target,
-            lambda item: Drafts(item, self),
-            self.token_candidates,
-            superposed=True,
-            trace=trace,
-            callback=callback,
-        )
+    def search(self, item: Item) -> Drafts:
+        return Drafts(self, item)
+
+    def width(self, num_ends: int) -> int:
+        return self.token_candidates

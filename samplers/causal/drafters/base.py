@@ -18,9 +18,10 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.models.targets.base import StepOutput, Target
-from gen.samplers.engine.causal_loop import CausalStep, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.tree import DRAWS, Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Nodes(RowOwner):
         """
         raise NotImplementedError
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         """Return the log-probabilities [b, L - first, V] after the last columns of a tree.
 
         Args:
@@ -79,7 +80,7 @@ class Nodes(RowOwner):
             output: outcome for the last committed token and the drafts.
         """
 
-    def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
+    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
         """Read what the target said after the root and each draft of the step.
 
         Args:
@@ -106,7 +107,7 @@ class DraftSource:
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.
         needs_weights: whether it reads a folder of trained weights (``drafter_weights``).
-        draws: ways to draw siblings (``gen.samplers.engine.tree``) that its distributions are good
+        draws: ways to draw siblings (``gen.samplers.engine.draft``) that its distributions are good
             for; ``("ranks",)`` for a source that has tokens and no distribution.
         params: parameters of the sampler that it reads, where not every sampler has them.
         width: the sampler's parameter that says how many drafts a forward pass verifies; empty for

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import NONE, Outputs
+from gen.samplers.engine.step_context import CausalStep
 
 MOST_FINISHED = 1 << 14  # tokens of finished items that are kept
 

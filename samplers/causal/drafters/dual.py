@@ -20,11 +20,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.models.targets.mask_tokens import mask_token
+from gen.models.targets.trained_drafters import language_model
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.one_pass import mask_token
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
-from gen.samplers.causal.drafters.trained import language_model
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.step_context import CausalStep
 
 DUAL = "dual_stream"
 MOST = 32  # masks behind the last token

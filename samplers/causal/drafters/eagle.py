@@ -1,4 +1,4 @@
-"""Drafts of a layer that goes on where the target's hidden states end (``entry_nodes``).
+"""Drafts of a layer that goes on where the target's hidden states end (``heads``).
 
     eagle    Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
              Training-Time Test" (arXiv 2503.01840). There drafts are the most probable tokens of a
@@ -9,23 +9,15 @@ Guarantee: that of the verifier, whatever the weights. ``gen.recipes.drafters`` 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
+from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
+from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.eagle_layer import EagleLayer, EagleShape
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
+from gen.samplers.causal.drafters.heads import EntryNodes
 
 KIND = "eagle"
-
-
-def drafted_params(sampling: SamplingParams, temperature: float | None) -> SamplingParams:
-    """Return the parameters of drafts that a single branch makes: filters without guidance."""
-    plain = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    return plain if temperature is None else replace(plain, temperature=temperature)
 
 
 @method(
@@ -49,8 +41,9 @@ class Eagle(DraftSource):
     def nodes(cls, sampler, target, draft):
         language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        layer = EagleLayer(EagleShape(**facts.net))
-        layer.load_state_dict(weights)
-        layer = layer.to(target.device, next(iter(weights.values())).dtype).eval()
-        sampling = drafted_params(target.sampling, sampler.draft_temperature)
+        layer = checked_load(EagleLayer(EagleShape(**facts.net)), weights, KIND)
+        # a single branch makes the drafts: the target's filters without guidance
+        s, temperature = target.sampling, sampler.draft_temperature
+        temperature = s.temperature if temperature is None else temperature
+        sampling = SamplingParams(temperature, s.top_k, s.top_p, s.min_p)
         return EntryNodes(target, KIND, layer, facts.layers, sampling)

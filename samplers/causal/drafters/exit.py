@@ -14,43 +14,12 @@ Guarantee: that of the verifier, whatever the layer.
 
 from __future__ import annotations
 
-import copy
-from typing import cast
-
-from torch import nn
-
-from gen.core.errors import bad_value
 from gen.core.registry import register
-from gen.models.adapters.layer_plans import keep_layers, layers_of
-from gen.models.adapters.protocols import SharedModel
-from gen.samplers.causal.drafters.altered import altered_target
+from gen.models.adapters.draft_models import exit_layer, exit_model
+from gen.models.targets.trained_drafters import altered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
 
 KIND = "exit"
-
-
-def exit_layer(model: SharedModel, layers: int) -> nn.Module:
-    """Make the layer behind the first ones, with the weights of the network's last layer.
-
-    Args:
-        model: the target's model.
-        layers: layers before the exit.
-
-    Raises:
-        GenError: the model has no layer behind these.
-    """
-    if not 0 < layers < model.num_layers:
-        raise bad_value("exit_layer", layers, f"from 1 to {model.num_layers - 1}")
-    found = cast(nn.ModuleList, model.model.get_submodule(layers_of(model.model, model.num_layers)))
-    # its keys and values have the slots of the layer that it stands for
-    own = copy.deepcopy(found[layers])
-    own.load_state_dict(found[-1].state_dict())
-    return own.requires_grad_(True)
-
-
-def exit_model(model: SharedModel, layers: int, own: nn.Module) -> SharedModel:
-    """Make the model of the first layers and a layer behind them (``exit_layer``)."""
-    return model.with_network(keep_layers(model.model, range(layers), model.num_layers, own))
 
 
 @register("drafter", KIND)

@@ -1,103 +1,191 @@
-"""Nodes whose distributions heads compute from hidden states of the target's last forward pass.
+"""Nodes whose distributions trained networks make of what the target has computed of a row.
 
-A head of depth k gives the token k + 1 positions behind the last committed one, from the hidden
-state that the last committed token was drawn from. A row that has seen no forward pass has no state
-and drafts nothing. Nodes deeper than the heads get no children.
+    heads      read the hidden state that the last committed token was drawn from, and the drafts on
+               the way. A head of depth k gives the token k + 1 positions behind the last committed
+               one. The state of a row is that of the accepted branch alone, so that trees need no
+               second pass
+    entries    a layer (``gen.models.nets.draft_heads.entries``) attends to entries of all committed
+               tokens, made after every forward pass of the target of its hidden states and
+               of the tokens behind them. From the last entry the layer drafts the next token, and
+               from every draft the one behind it, each at the cost of one pass of the one layer.
+               Branches of a tree see the committed entries and their own. A layer with a block over
+               the features of committed slots has a second cache, of that block's keys and values,
+               which drafts never enter
 
-The state of a row is that of the accepted branch alone, so that trees need no second pass, and a
-row's drafts depend on no other row.
+A row that has seen no forward pass drafts nothing, nodes deeper than a network goes get no
+children, and a row's drafts depend on no other row.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.base import ModelAdapter
-from gen.models.targets.base import legal_at
+from gen.models.adapters.layer_calls import KeysValues
+from gen.models.nets.draft_heads.entries import Entries, EntryLayer, attention
+from gen.models.nets.draft_heads.heads import DraftHeads
+from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import language_model, projection, unfiltered
 from gen.samplers.causal.drafters.base import Nodes
-from gen.samplers.causal.drafters.head_networks import DraftHeads
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
+from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
-
-Net = TypeVar("Net", bound=nn.Module)
+from gen.samplers.engine.step_context import CausalStep
 
 
-def unfiltered(sampling: SamplingParams) -> SamplingParams:
-    """Return the temperature of sampling parameters without guidance and filters.
+class DepthNodes(Nodes):
+    """Distributions of all depths at once, which know nothing of the drafts between.
 
-    A drafter that is trained on the final distribution has learned those.
+    Attributes:
+        logq: log-probabilities of k depths, [b, k, V].
     """
-    return SamplingParams(temperature=sampling.temperature)
+
+    logq: Any
+
+    def extend(self, step, tree, first):
+        depth, deepest = tree.depth[:, first:], self.logq.shape[1]
+        found = take(self.logq, depth.clamp_max(deepest - 1))
+        return torch.where((depth < deepest)[..., None], found, -torch.inf)
 
 
-def network_of(target: CausalTarget, method: str) -> Any:
-    """Return the network of a target. Raises ``GenError`` for a model without one."""
-    if not isinstance(target.model, ModelAdapter):
-        raise GenError(
-            f"{method} needs a network with hidden states, and {type(target.model).__name__} has"
-            " none; expected a causal language model of transformers"
-        )
-    return target.model.model
-
-
-def projection(target: CausalTarget, method: str) -> Tensor:
-    """Return the weights [V, D] by which the target makes logits of its last hidden states."""
-    head = network_of(target, method).get_output_embeddings().weight
-    return head[: target.legal.shape[-1]]
-
-
-class HeadNodes(Nodes):
-    """Distributions of heads.
+class StateNodes(Nodes):
+    """Distributions of a trained network that reads what the target has computed.
 
     Args:
         target: the model with its items.
+        method: name of the drafter, for messages.
+        sampling: sampling parameters of the drafts; None for the target's temperature alone.
+    """
+
+    known = RowState(start=False)  # rows that have seen a forward pass, bool [b] on the host
+
+    def __init__(self, target: CausalTarget, method: str, sampling: SamplingParams | None = None):
+        self.target, self.model = target, language_model(target, method)
+        self.head = projection(target, method)
+        self.sampling = sampling or unfiltered(target.sampling)
+        self.known = np.zeros(target.rows, dtype=bool)
+        passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
+        self.num_passes: Tensor | None = passes
+
+    @property
+    def nfe(self) -> list[int] | None:
+        return None if self.num_passes is None else self.num_passes.tolist()
+
+    def count_passes(self, step, passes):
+        if self.num_passes is not None:
+            passes = passes * to_device(self.known, passes.device)
+            self.num_passes.index_add_(0, step.rows, passes)
+
+    def accept(self, step, verdict):
+        self.known = self.known | (step.widths > 0)
+
+    def nothing(self, *shape: int) -> Tensor:
+        """Return the distributions of nodes, [*shape, V], of which nothing is known."""
+        return self.head.new_full((*shape, len(self.head)), -torch.inf, dtype=torch.float32)
+
+    def logprobs(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Return log-probabilities [b, n, V] of positions, long [b, n], from logits; -inf in rows
+        that have seen no forward pass."""
+        at = positions.clamp_max(self.target.length - 1)
+        logq = self.sampling(logits, None, legal_at(self.target.legal, at))
+        if self.known.all():
+            return logq
+        return torch.where(to_device(self.known, logq.device)[:, None, None], logq, -torch.inf)
+
+    def require_slots(self, method: str) -> None:
+        """Refuse a cache whose keys and values nobody else can read. Raises ``GenError``."""
+        if not self.target.cache.has_slots:
+            raise GenError(
+                f"the drafter {method} reads the keys and values of a cache, and the model has a"
+                f" {type(self.target.cache).__name__}; expected a causal language model of"
+                " transformers"
+            )
+
+    def of_target(self, layer: int, rows: int) -> KeysValues:
+        """Return the keys and values [b, G, S, d] of one of the target's layers, without those of
+        guidance and of drafts."""
+        cache: Any = self.target.cache
+        written = cache.layers[layer].keys, cache.layers[layer].values
+        keys, values = (x[:rows, : cache.slots].transpose(1, 2) for x in written)
+        return keys, values
+
+    def last_states(self, step: CausalStep, verdict: Verdict) -> Tensor:
+        """Return the hidden states [b, D] that the last tokens of a step were drawn from."""
+        assert step.hidden_states is not None, "the target was asked for them"
+        states = torch.cat([step.hidden_states[name] for name in self.hidden_layers], -1)
+        return take(states, verdict.last_column.clamp_max(states.shape[1] - 1)[:, None])[:, 0]
+
+
+def kept_where_waiting(step: CausalStep, new: Tensor, old: Tensor | None) -> Tensor:
+    """Return ``new`` [b, ...], with ``old`` in rows that wait at a bound and commit nothing."""
+    goes_on = step.widths > 0
+    if old is None or goes_on.all():
+        return new
+    return torch.where(to_device(goes_on, new.device).view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def with_drafts(seen: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Let each of n new drafts see the drafts that its parent sees, and itself.
+
+    Args:
+        seen: drafts that the root and each of L drafts see, bool [b, 1 + L, L].
+        parents: parents of the new drafts, 0 for the root, long [b, n].
+
+    Returns:
+        What the new drafts see, bool [b, n, L + n], and what all see, bool [b, 1 + L + n, L + n].
+    """
+    count = parents.shape[1]
+    own = torch.eye(count, dtype=torch.bool, device=seen.device).expand(len(seen), -1, -1)
+    new = torch.cat([take(seen, parents), own], 2)
+    return new, torch.cat([F.pad(seen, (0, count)), new], 1)
+
+
+class HeadNodes(StateNodes):
+    """Distributions of heads.
+
+    Args:
+        target: as of ``StateNodes``.
         heads: networks of K depths.
         layers: layers of the target whose hidden states the heads read.
     """
 
     state = RowState()  # states that the last committed tokens come from, [b, S D]
-    known = RowState(start=False)  # rows that have one, bool [b]
 
     def __init__(self, target: CausalTarget, heads: DraftHeads, layers: tuple[str, ...]):
+        super().__init__(target, "a head that drafts")
         self.heads, self.hidden_layers = heads, layers
-        self.embedding = network_of(target, "a head that drafts").get_input_embeddings()
-        self.legal, self.sampling = target.legal, unfiltered(target.sampling)
-        width = len(layers) * self.embedding.weight.shape[1]
-        self.state = self.embedding.weight.new_zeros(target.rows, width)
-        self.known = torch.zeros(target.rows, dtype=torch.bool, device=target.device)
+        self.embedding = self.model.input_embeddings
+        self.num_passes = None  # a head is no forward pass
 
-    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        row = torch.arange(len(tokens), device=tokens.device)
-        last = tokens[row, (step.start - 1).clamp_min(0)]
+    def begin(self, step, tokens):
         # tokens on the way to the root and to each draft, the last committed one first
-        self.paths = last[:, None, None]
-        return self._logq(step, 0, self.paths)
+        self.paths = take(tokens, (step.start - 1).clamp_min(0)[:, None])[..., None]
+        return self._logq(step, 0, self.paths) if self.known.any() else self.nothing(len(tokens), 1)
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
-        row = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None]
+    def extend(self, step, tree, first):
         ids, depth = tree.tokens[:, first:], tree.depth[:, first:]
-        above = self.paths[row, tree.parents[:, first:] + 1]  # [b, n, m]
+        out = self.nothing(*ids.shape)
+        if not self.known.any():
+            return out
+        above = take(self.paths, tree.parents[:, first:] + 1)  # [b, n, m]
         length = min(above.shape[-1] + 1, self.heads.depth + 1)
         more = length - above.shape[-1]
         new = F.pad(above, (0, more))
         new.scatter_(-1, depth.clamp_max(length - 1)[..., None], ids[..., None])
         self.paths = torch.cat([F.pad(self.paths, (0, more)), new], 1)
-        shape = (*ids.shape, self.legal.shape[-1])
-        out = torch.full(shape, -torch.inf, dtype=self.state.dtype, device=ids.device)
-        deepest = min(length, self.heads.depth)
         # a chain grows by one depth at a time, and a tree of the loop may stop in the middle of one
-        for k in range(first + 1 if tree.is_chain else 1, deepest):
+        for k in range(first + 1 if tree.is_chain else 1, min(length, self.heads.depth)):
             out = torch.where((depth == k)[..., None], self._logq(step, k, new), out)
         return out
 
+    @torch.no_grad()
     def _logq(self, step: CausalStep, depth: int, paths: Tensor) -> Tensor:
         """Return the log-probabilities [b, n, V] of one depth behind nodes.
 
@@ -106,44 +194,206 @@ class HeadNodes(Nodes):
             depth: the head.
             paths: tokens on the way to each node, long [b, n, m], m > depth.
         """
-        embedded = self.embedding(paths)
         state = self.state[:, None].expand(*paths.shape[:2], -1)
-        with torch.no_grad():
-            logits = self.heads(depth, state, embedded)[..., : self.legal.shape[-1]]
-        at = (step.start + depth).clamp_max(len(self.legal) - 1)[:, None]
-        logq = self.sampling(logits, None, legal_at(self.legal, at))
-        return torch.where(self.known[:, None, None], logq, -torch.inf)
+        logits = self.heads(depth, state, self.embedding(paths))[..., : len(self.head)]
+        return self.logprobs(logits, step.start[:, None] + depth)
 
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        assert step.hidden_states is not None, "the target was asked for them"
-        states = torch.cat([step.hidden_states[name] for name in self.hidden_layers], -1)
-        column = verdict.last_column
-        row = torch.arange(len(column), device=column.device)
-        self.state = states[row, column.clamp_max(states.shape[1] - 1)].to(self.state.dtype)
-        self.known = torch.ones_like(self.known)
+    def accept(self, step, verdict):
+        state = self.last_states(step, verdict).to(self.embedding.weight.dtype)
+        self.state = kept_where_waiting(step, state, self.state)
+        super().accept(step, verdict)
 
 
-def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
-    """Load the weights of a drafter's network.
+class EntryNodes(StateNodes):
+    """Distributions of a layer that drafts from entries.
 
     Args:
-        net: the network, which is changed.
-        weights: its parameters by name; the network takes their device and dtype.
-        kind: kind of the drafter, for messages.
-
-    Raises:
-        GenError: names or shapes are not those of the network.
+        target, method, sampling: as of ``StateNodes``.
+        layer: the layer.
+        layers: layers of the target whose hidden states it reads.
     """
-    wanted = {name: tuple(p.shape) for name, p in net.named_parameters()}
-    came = {name: tuple(w.shape) for name, w in weights.items()}
-    wrong = [name for name in {**wanted, **came} if wanted.get(name) != came.get(name)]
-    if wrong:
-        name = wrong[0]
-        raise GenError(
-            f"the weights of the {kind} drafter have {name} of shape {came.get(name)}; expected"
-            f" {wanted.get(name)}"
-        )
-    like = next(iter(weights.values()))
-    net.to(like.device, like.dtype)
-    net.load_state_dict(weights, strict=False)  # tied weights come once
-    return net.eval()
+
+    # keys and values by slot, [b, S + 1, 2, H, d], of the committed entries and of the block over
+    # their features; the last slot takes what is not committed
+    cache, block_cache = RowState(), RowState()
+    # of the last committed entry: query [b, 1, H, d], feature [b, 1, W] and tokens, long [b, 1, G]
+    query, feature, recent = RowState(), RowState(), RowState()
+
+    def __init__(
+        self,
+        target: CausalTarget,
+        method: str,
+        layer: EntryLayer,
+        layers: tuple[str, ...],
+        sampling: SamplingParams | None = None,
+    ):
+        super().__init__(target, method, sampling)
+        self.layer, self.hidden_layers = layer, layers
+        self.states = torch.empty(0)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots S of prompt and output."""
+        return self.target.prompt.shape[1] + self.target.length
+
+    @property
+    def _before(self) -> Tensor:
+        """Slots before position 0 of the rows, long [b, 1]."""
+        return self.target.num_prompt_tokens[:, None]
+
+    def _width(self, step: CausalStep) -> int:
+        """Return the most slots of committed entries that any row has before a step."""
+        prompts = self.target.prompts
+        return int(prompts.host_lengths[prompts.row_items].max() + step.starts.max()) - 1
+
+    @torch.no_grad()
+    def begin(self, step, tokens):
+        if not self.known.any():
+            return self.nothing(len(tokens), 1)
+        self.root = self._before + step.start[:, None] - 2  # slot of the last committed entry
+        self.width = self._width(step)
+        self.sees = tokens.new_zeros(len(tokens), 1, 0, dtype=torch.bool)
+        self.node_cache = self.cache[:, :0]
+        self.node_tokens = self.recent  # last tokens of the root and of each draft, [b, n + 1, G]
+        depth = torch.zeros_like(self.root)
+        self.outputs = self._output(self.query, self.feature, self.sees, depth)
+        return self._logq(self.outputs, step.start[:, None])
+
+    @torch.no_grad()
+    def extend(self, step, tree, first):
+        parents, depth = tree.parents[:, first:] + 1, tree.depth[:, first:]
+        if not self.known.any():
+            return self.nothing(*parents.shape)
+        feature = self.layer.next_feature(take(self.outputs, parents))
+        slots = torch.minimum(self.root + depth, self._before + self.target.length - 2)
+        above = take(self.node_tokens, parents)[..., 1:]
+        tokens = torch.cat([above, tree.tokens[:, first:, None]], -1)
+        entries = self._entries(feature, tokens, slots)
+        self.node_tokens = torch.cat([self.node_tokens, tokens], 1)
+        self.node_cache = torch.cat([self.node_cache, entries.cache], 1)
+        seen, self.sees = with_drafts(self.sees, parents)
+        made = self._output(entries.query, entries.feature, seen, depth)
+        self.outputs = torch.cat([self.outputs, made], 1)
+        logq = self._logq(made, step.start[:, None] + depth)
+        if self.layer.depth is None:
+            return logq
+        return torch.where((depth < self.layer.depth)[..., None], logq, -torch.inf)
+
+    @torch.no_grad()
+    def read(self, step, output):
+        assert output.hidden_states is not None, "the loop asked for hidden states"
+        self.states = self._fused(output.hidden_states)
+        if output.prompt_states is not None:
+            self._read_prompts(output)
+
+    def _read_prompts(self, output: StepOutput) -> None:
+        """Make the entries of prompts, all of whose tokens are known."""
+        made = output.prompt_states
+        assert made is not None
+        ids, count = self.target.prompt[made.rows], self.layer.num_tokens
+        tokens = F.pad(ids, (count - 1, 0)).unfold(1, count, 1)[:, 1:]
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
+        rows = made.rows[:, None]
+        feature = self._over_slots(self._fused(made.states), rows, slots, slots, tokens.shape[1])
+        entries = self._entries(feature, tokens, slots)
+        self.cache = self._written(self.cache, entries, rows, slots)
+
+    @torch.no_grad()
+    def accept(self, step, verdict):
+        states, last = self.states, verdict.num_accepted[:, None]
+        if verdict.path is not None:
+            path = F.pad(verdict.path + 1, (1, 0))
+            states = take(states, path[:, : verdict.tokens.shape[1]])
+        column = torch.arange(states.shape[1], device=states.device)
+        # the token behind each slot: the accepted drafts, and the one that follows them
+        given = torch.cat([self._recent(), verdict.tokens[:, : states.shape[1]]], 1)
+        tokens = given.unfold(1, self.layer.num_tokens, 1)[:, 1:]
+        slots = self._before - 1 + step.start[:, None] + column
+        committed = (column <= last) & (slots < self.num_slots)
+        kept = torch.where(committed, slots, self.num_slots)
+        slots = slots.clamp_max(self.num_slots - 1)
+        width = min(self._width(step) + states.shape[1], self.num_slots)
+        rows = torch.arange(len(states), device=states.device)[:, None]
+        feature = self._over_slots(states, rows, slots, kept, width)
+        entries = self._entries(feature, tokens, slots)
+        self.cache = self._written(self.cache, entries, rows, kept)
+        made = {"query": entries.query, "feature": entries.feature, "recent": tokens}
+        for name, new in made.items():
+            new = kept_where_waiting(step, take(new, last), getattr(self, name))
+            setattr(self, name, new)
+        super().accept(step, verdict)
+
+    def _recent(self) -> Tensor:
+        """Return the last committed tokens of the rows, long [b, G]: those of the prompt before the
+        first pass of a row."""
+        count, prompt = self.layer.num_tokens, self.target.prompt
+        slots = self._before - count + torch.arange(count, device=prompt.device)
+        of_prompt = prompt[: len(slots)].gather(1, slots.clamp_min(0))
+        if self.recent is None:
+            return of_prompt
+        known = to_device(self.known, prompt.device)[:, None]
+        return torch.where(known, self.recent[:, 0], of_prompt)
+
+    def _over_slots(
+        self, feature: Tensor, rows: Tensor, slots: Tensor, kept: Tensor, width: int
+    ) -> Tensor:
+        """Run the layer's block over features of slots that follow the known ones.
+
+        Args:
+            feature: [n, L, W].
+            rows: rows of the batch, long [n, 1].
+            slots: long [n, L].
+            kept: where their keys and values are written, long [n, L].
+            width: slots that any of them may see.
+        """
+        block = self.layer.block
+        if block is None:
+            return feature
+        made = block.entries(feature, slots)
+        self.block_cache = self._written(self.block_cache, made, rows, kept)
+        keys, values = self.block_cache[rows[:, 0], :width].unbind(2)
+        seen = torch.arange(width, device=slots.device) <= slots[..., None]
+        return block.output(feature, attention(made.query, keys, values, seen))
+
+    def _written(self, cache: Tensor | None, made: Entries, rows: Tensor, slots: Tensor) -> Tensor:
+        """Return a cache with the keys and values of rows, long [n, 1], in slots, long [n, L]."""
+        new = made.cache
+        if cache is None:
+            cache = new.new_zeros(len(self.known), self.num_slots + 1, *new.shape[2:])
+        cache[rows, slots] = new
+        return cache
+
+    def _fused(self, states: dict[str, Tensor]) -> Tensor:
+        """Fuse hidden states to features [n, L, W]."""
+        joined = torch.cat([states[name] for name in self.hidden_layers], -1)
+        return self.layer.fuse(joined.to(self.layer.fuse.weight.dtype))
+
+    def _entries(self, feature: Tensor, tokens: Tensor, slots: Tensor) -> Entries:
+        """Make entries of slots, long [n, L], with the last tokens up to the ones behind them, long
+        [n, L, G]."""
+        count = tokens.shape[-1]
+        at = slots[..., None] + 2 - count + torch.arange(count, device=slots.device)
+        ids, where = tokens.flatten(1), at.flatten(1)
+        embedding = self.model.embedded(ids, where.clamp_min(0)).to(feature.dtype)
+        embedding = torch.where((where < 0)[..., None], 0.0, embedding)
+        return self.layer.entries(feature, embedding.unflatten(1, (-1, count)).flatten(2), slots)
+
+    def _output(self, query: Tensor, feature: Tensor, seen: Tensor, depth: Tensor) -> Tensor:
+        """Return the outputs [b, n, W] of entries.
+
+        Args:
+            query: [b, n, H, d].
+            feature: [b, n, W].
+            seen: drafts that each of them attends to, bool [b, n, L].
+            depth: drafts before the one that each output is about, long [b, n].
+        """
+        slot = torch.arange(self.width, device=query.device)
+        before = (slot <= self.root)[:, None].expand(-1, query.shape[1], -1)
+        keys, values = torch.cat([self.cache[:, : self.width], self.node_cache], 1).unbind(2)
+        out = attention(query, keys, values, torch.cat([before, seen], -1))
+        return self.layer.output(feature, out, depth)
+
+    def _logq(self, outputs: Tensor, positions: Tensor) -> Tensor:
+        """Return the log-probabilities [b, n, V] of positions, long [b, n], from outputs."""
+        head = self.head.to(outputs.dtype)
+        return self.logprobs(F.linear(self.layer.head_input(outputs), head), positions)

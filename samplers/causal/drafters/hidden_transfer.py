@@ -17,70 +17,24 @@ Guarantee: that of the verifier, whatever the maps. ``gen.recipes.drafters`` tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
+from gen.models.adapters.draft_models import drafted_logits, maps_of
 from gen.models.adapters.layer_calls import LayerCache, run_layers
 from gen.models.adapters.masks import hide
-from gen.models.adapters.protocols import SharedModel
-from gen.models.targets.base import legal_at
+from gen.models.nets.draft_heads.layer_maps import TransferMaps
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
-from gen.samplers.engine.host import to_device
+from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.heads import DepthNodes, StateNodes, kept_where_waiting
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
 
 KIND = "hidden"
-NORM = "model.norm"
 
 
-class TransferMaps(nn.Module):
-    """Linear maps from one hidden state to those of the k tokens behind it.
-
-    Args:
-        width: channels D.
-        depth: number of maps k; all begin as the identity.
-    """
-
-    def __init__(self, width: int, depth: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(width).repeat(depth, 1, 1))
-        self.bias = nn.Parameter(torch.zeros(depth, width))
-
-    def forward(self, state: Tensor) -> Tensor:
-        """Map states [..., D] to [..., k, D]."""
-        state = state.to(self.weight.dtype)
-        return torch.einsum("...d,ked->...ke", state, self.weight) + self.bias
-
-
-def maps_of(model: SharedModel, net: Mapping[str, Any]) -> TransferMaps:
-    """Make the maps from the arguments of a folder: ``layer`` and ``depth``.
-
-    Raises:
-        GenError: the model has no layer on either side.
-    """
-    layer = int(net["layer"])
-    if not 0 < layer < model.num_layers:
-        raise bad_value("layer", layer, f"from 1 to {model.num_layers - 1}")
-    return TransferMaps(model.config.hidden_size, int(net["depth"]))
-
-
-def drafted_logits(model: SharedModel, states: Tensor) -> Tensor:
-    """Return the logits [..., V] of states behind the last layer."""
-    head = model.output_weight
-    hidden = model.model.get_submodule(NORM)(states.to(head.dtype))
-    return nn.functional.linear(hidden, head)
-
-
-class HiddenNodes(Nodes):
+class HiddenNodes(DepthNodes, StateNodes):
     """Distributions of pseudo-states.
 
     Args:
@@ -90,48 +44,32 @@ class HiddenNodes(Nodes):
     """
 
     state = RowState()  # states that the last committed tokens were drawn from, [b, D]
-    known = RowState(start=False)  # rows that have one, bool [b]
 
     def __init__(self, target: CausalTarget, maps: TransferMaps, layer: int):
-        self.target, self.maps, self.layer = target, maps, layer
-        self.model = language_model(target, KIND)
-        if not target.cache.has_slots:
-            raise GenError(
-                f"the drafter {KIND} reads the keys and values of a cache, and the model has a"
-                f" {type(target.cache).__name__}; expected a causal language model of transformers"
-            )
+        super().__init__(target, KIND)
+        self.require_slots(KIND)
+        self.maps, self.layer, self.depth = maps, layer, len(maps.bias)
         self.hidden_layers = (f"model.layers.{layer - 1}",)
-        self.depth, self.width = maps.bias.shape
-        self.sampling = unfiltered(target.sampling)
-        self.state = maps.bias.new_zeros(target.rows, self.width).detach()
-        self.known = torch.zeros(target.rows, dtype=torch.bool, device=target.device)
-        self.num_passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
 
     def count_passes(self, step, passes):
-        self.num_passes.index_add_(0, step.rows, passes.clamp_max(1) * self.known)
+        super().count_passes(step, passes.clamp_max(1))
 
     @torch.no_grad()
-    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        size, length = self.target.legal.shape[-1], self.target.length
-        if self.target.cache.layers[-1].keys is None:  # nothing has run yet
-            shape = len(tokens), self.depth, size
-            self.logq = self.maps.bias.new_full(shape, -torch.inf, dtype=torch.float32)
+    def begin(self, step, tokens):
+        if not self.known.any():
+            self.logq = self.nothing(len(tokens), self.depth)
             return self.logq[:, :1]
         # the state's slot is that of the token before the last one
-        first = (self.target.num_prompt_tokens + step.start - 2)[:, None]
-        index = torch.arange(1, self.depth + 1, device=tokens.device)
-        end = self.target.num_prompt_tokens[:, None] + length - 1
-        slots = torch.minimum(first + index, end)
+        before, index = self.target.num_prompt_tokens[:, None], self._index(tokens) + 1
+        first = before + step.start[:, None] - 2
+        slots = torch.minimum(first + index, before + self.target.length - 1)
         logits = drafted_logits(self.model, self._transferred(first, slots))
-        at = (step.start[:, None] + index - 1).clamp_max(length - 1)
-        legal = legal_at(self.target.legal, at)
-        self.logq = self.sampling(logits[..., :size], None, legal)
-        self.logq = torch.where(self.known[:, None, None], self.logq, -torch.inf)
+        at = step.start[:, None] + index - 1
+        self.logq = self.logprobs(logits[..., : len(self.head)], at)
         return self.logq[:, :1]
+
+    def _index(self, like: Tensor) -> Tensor:
+        return torch.arange(self.depth, device=like.device)
 
     def _transferred(self, first: Tensor, slots: Tensor) -> Tensor:
         """Run the upper layers over pseudo-states of all rows.
@@ -143,36 +81,19 @@ class HiddenNodes(Nodes):
         Returns:
             States behind the last layer, [b, k, D].
         """
-        cache, rows = self.target.cache, len(slots)
-        before = {
-            n: (
-                cache.layers[n].keys[:rows, : cache.slots].transpose(1, 2),
-                cache.layers[n].values[:rows, : cache.slots].transpose(1, 2),
-            )
-            for n in range(self.layer, self.model.num_layers)
-        }
+        upper = range(self.layer, self.model.num_layers)
+        before = {layer: self.of_target(layer, len(slots)) for layer in upper}
         states = self.maps(self.state).to(self.model.output_weight.dtype)
-        slot = torch.arange(cache.slots, device=slots.device)
+        slot, index = torch.arange(self.target.cache.slots, device=slots.device), self._index(slots)
         hidden = (slot > first)[:, None].expand(-1, self.depth, -1)
-        later = torch.ones(self.depth, self.depth, dtype=torch.bool, device=slots.device).triu(1)
-        hidden = torch.cat([hidden, later.expand(rows, -1, -1)], -1)
-        mask = hide(hidden, states.dtype)[:, None]
+        later = (index > index[:, None]).expand(len(slots), -1, -1)
+        mask = hide(torch.cat([hidden, later], -1), states.dtype)[:, None]
         return run_layers(self.model, self.layer, states, slots, mask, LayerCache(before))
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
-        depth = tree.depth[:, first:]
-        row = torch.arange(len(depth), device=depth.device)[:, None]
-        found = self.logq[row, depth.clamp_max(self.depth - 1)]
-        return torch.where((depth < self.depth)[..., None], found, -torch.inf)
-
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        assert step.hidden_states is not None, "the target was asked for them"
-        states, column = step.hidden_states[self.hidden_layers[0]], verdict.last_column
-        row = torch.arange(len(column), device=column.device)
-        state = states[row, column.clamp_max(states.shape[1] - 1)].to(self.state.dtype)
-        goes_on = to_device(step.widths > 0, column.device)  # other rows wait
-        self.state = torch.where(goes_on[:, None], state, self.state)
-        self.known = self.known | goes_on
+    def accept(self, step, verdict):
+        state = self.last_states(step, verdict).to(self.maps.bias.dtype)
+        self.state = kept_where_waiting(step, state, self.state)
+        super().accept(step, verdict)
 
 
 @register("drafter", KIND)

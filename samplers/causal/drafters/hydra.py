@@ -13,7 +13,7 @@
     chimera     Chimera whole: a layer over the encodings of all tokens, and residual heads
 
 The heads share the target's projection to the vocabulary. They may read hidden states of several
-layers. ``clover`` and ``chimera`` keep keys and values of their own (``entry_nodes``), and each
+layers. ``clover`` and ``chimera`` keep keys and values of their own (``heads``), and each
 depth counts as a pass of the drafter, as one of EAGLE's layer does.
 
 Guarantee: that of the verifier, whatever the heads.
@@ -22,12 +22,11 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
+from gen.models.nets.draft_heads.entries import EntryLayer
+from gen.models.nets.draft_heads.heads import hydra_of
+from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.entry_layer import EntryLayer
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
-from gen.samplers.causal.drafters.head_networks import hydra_of
-from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection, unfiltered
-from gen.samplers.causal.drafters.trained import read_drafter
+from gen.samplers.causal.drafters.heads import EntryNodes, HeadNodes
 
 KIND = "hydra"
 
@@ -44,5 +43,5 @@ class Hydra(DraftSource):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         net = checked_load(hydra_of(facts.net, projection(target, KIND)), weights, KIND)
         if isinstance(net, EntryLayer):
-            return EntryNodes(target, KIND, net, facts.layers, unfiltered(target.sampling))
+            return EntryNodes(target, KIND, net, facts.layers)
         return HeadNodes(target, net, facts.layers)

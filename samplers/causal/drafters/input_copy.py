@@ -26,7 +26,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.prompt_lookup import CopyNodes
 from gen.samplers.causal.drafters.tables import TableSource
-from gen.samplers.engine.tree import RANKS
+from gen.samplers.engine.draft import RANKS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ Guarantee: that of the verifier, whatever the plan.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +22,11 @@ from gen.core.errors import GenError, bad_value
 from gen.core.method import method
 from gen.core.params import Params, integer, text
 from gen.core.registry import register
+from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
 from gen.models.adapters.protocols import LayeredModel
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafts
-
-EXPECTED = "a share of the layers such as '1/2', or layers such as '0,2-3,7'"
 
 
 @dataclass(frozen=True)
@@ -39,45 +37,15 @@ class LayerSkipParams(Params):
         kept_layers: share of the layers, or the numbers of the layers that are kept.
     """
 
-    kept_layers: str = text("1/2", EXPECTED)
+    kept_layers: str = text("1/2", KEPT_LAYERS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.plan(None)
 
     def plan(self, num_layers: int | None) -> tuple[int, ...]:
-        """List the kept layers of a model.
-
-        Args:
-            num_layers: layers that the model has; None checks the spelling alone.
-
-        Raises:
-            GenError: the plan is none, or has a layer that the model lacks.
-        """
-        if re.fullmatch(r"\d+/\d+", self.kept_layers):
-            return self._spread(num_layers or 1)
-        layers: list[int] = []
-        for entry in self.kept_layers.split(","):
-            match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", entry)
-            if match is None:
-                raise bad_value("sampler.kept_layers", self.kept_layers, EXPECTED)
-            layers += range(int(match[1]), int(match[2] or match[1]) + 1)
-        if not layers or layers != sorted(set(layers)):
-            raise bad_value("sampler.kept_layers", self.kept_layers, f"{EXPECTED}, upwards")
-        if num_layers is not None and layers[-1] >= num_layers:
-            expected = f"layers from 0 to {num_layers - 1}, which the model has"
-            raise bad_value("sampler.kept_layers", self.kept_layers, expected)
-        return tuple(layers)
-
-    def _spread(self, num_layers: int) -> tuple[int, ...]:
-        over, under = self.kept_layers.split("/")
-        if not 0 < int(over) <= int(under):
-            expected = "a share above 0 and at most 1, such as '1/2'"
-            raise bad_value("sampler.kept_layers", self.kept_layers, expected)
-        count = max(1, round(num_layers * int(over) / int(under)))
-        if count == 1:
-            return (0,)
-        return tuple(round(n * (num_layers - 1) / (count - 1)) for n in range(count))
+        """List the kept layers of a model; see ``gen.models.adapters.layer_plans.kept_layers``."""
+        return kept_layers(self.kept_layers, num_layers)
 
 
 @dataclass(frozen=True)

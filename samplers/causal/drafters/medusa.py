@@ -14,10 +14,10 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
+from gen.models.nets.draft_heads.heads import MedusaHeads
+from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.head_networks import MedusaHeads
-from gen.samplers.causal.drafters.heads import HeadNodes, checked_load, projection
-from gen.samplers.causal.drafters.trained import read_drafter
+from gen.samplers.causal.drafters.heads import HeadNodes
 
 KIND = "medusa"
 

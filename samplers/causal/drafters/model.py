@@ -10,17 +10,17 @@ while the others go on, and a round has as many calls as its longest chain. How 
 knows beforehand, unless what is drafted decides (``LengthPolicy.stop``): then it asks the device
 after every call.
 
-What a draft is, how one is drawn and how it is judged is a ``Chain``'s business: ``IdChain`` does
-ids, and latents have theirs. A chain must draw from the distribution it judges the draft by, and
-the last position of a row is never drafted: the target gives it for free. Nothing is drafted at
-positions that the draft model has no vectors for (``CausalTarget.reach``).
+Drafts are ids; latents have a drafter of their own (``gen.samplers.latent``). A draft must be drawn
+from the distribution that it is judged by. The last position of a row is never drafted: the target
+gives it for free. Nothing is drafted at positions that the draft model has no vectors for
+(``CausalTarget.reach``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,81 +32,39 @@ from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import facts_of_model
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
-from gen.samplers.causal.drafters.trained import facts_of_model
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.causal.length_policies.policies import AutoLength
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 TargetT = TypeVar("TargetT", bound=CausalTarget)
 
 
-class Chain(Protocol):
-    """Drafts of one round. It holds nothing between rounds."""
-
-    def begin(self, step: CausalStep, drafts: int) -> None:
-        """Begin a step with room for so many drafts, columns 0 .. drafts - 1."""
-
-    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
-        """Drafts [b(, C)] of one column from the draft's distribution there (log-probabilities [b,
-        V]; conditioning vectors [b, H, D]). Rows that are not ``active`` (bool [b]) may get
-        anything. Columns come in order."""
-        ...
-
-    def verify(
-        self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
-    ) -> Verdict:
-        """Verify as ``Drafter.verify`` does, drafts [b, L(, C)] that exist where ``drafted`` (bool
-        [b, L]) says so."""
-        ...
-
-    def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
-        """The tokens [b, 1(, C)] of a round without any draft, of the target's distribution
-        alone."""
-        ...
-
-
-class IdChain:
-    """Ids: drawn from the draft's final distribution, whose rows a ``Verifier`` then holds against
-    the target's."""
-
-    def __init__(self, verifier: Verifier):
-        self.verifier = verifier
-        self.distributions: list[Tensor] = []
-
-    def begin(self, step, drafts):
-        self.distributions = []
-
-    def draw(self, step, column, logprobs, active):
-        self.distributions.append(logprobs)
-        return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
-
-    def verify(self, step, drafts, drafted, logprobs):
-        logq = _padded(self.distributions, drafts.shape[1])
-        return self.verifier.verify(step, Tree.chain(drafts, drafted, logq), logprobs)
-
-    def undrafted(self, step, logprobs):
-        return step.categorical(logprobs, "token", step.valid, shared=True)
-
-
 class ModelDrafter(Drafter):
-    """``draft``: a fresh target of the draft model, under the distribution that drafts are drawn
-    from."""
+    """Drafter of chains of a draft model.
+
+    Args:
+        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
+        verifier: decides which drafts are accepted.
+        policy: decides how long the chains are.
+    """
 
     # the furthest position whose distribution the draft model has been asked for, given what is
     # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
     # prompt is there
     known = RowState(start=-1)
 
-    def __init__(self, draft: CausalTarget, chain: Chain, policy: LengthPolicy):
-        self.draft, self.chain, self.policy = draft, chain, policy
+    def __init__(self, draft: CausalTarget, verifier: Verifier, policy: LengthPolicy):
+        self.draft, self.verifier, self.policy = draft, verifier, policy
         self.targets = (draft,)
         self.num_passes = np.zeros(draft.items, dtype=np.int64)
         self.known = np.full(draft.rows, -1)
@@ -126,16 +84,13 @@ class ModelDrafter(Drafter):
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         length = step.positions.shape[1] - 1
         if not length:
-            nothing = step.valid[:, :0]
-            self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
-            return self.draft_tokens
+            return Draft.none(tokens, step.valid)
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
         if (reach := self.draft.reach) is not None:
             wanted = np.clip(wanted, 0, np.maximum(reach - step.starts, 0))
         drafts: list[Tensor] = []
         drafted: list[Tensor] = []
         said: list[Tensor] = []  # what they are drawn from
-        self.chain.begin(step, length)
         self.policy.begin()
         given, at = unseen(step, tokens, self.known)
         asked, most = (
@@ -145,7 +100,7 @@ class ModelDrafter(Drafter):
         active, together = asked[:, 0], int(wanted.min())  # columns that all rows draft
         if not most:  # all rows are past the draft model's positions
             blank = torch.zeros(len(tokens), self.draft.space.vocab_size, device=tokens.device)
-            drafts.append(self.chain.draw(step, 0, blank, active).to(tokens.dtype))
+            drafts.append(self.draw(step, 0, blank, active).to(tokens.dtype))
             drafted.append(active)
             said.append(blank)
         for column in range(most):
@@ -153,7 +108,7 @@ class ModelDrafter(Drafter):
             logprobs = output.logprobs[:, -1]
             if output.hidden_states is not None:
                 self.policy.read(output.hidden_states)
-            drawn = self.chain.draw(step, column, logprobs, active).to(tokens.dtype)
+            drawn = self.draw(step, column, logprobs, active).to(tokens.dtype)
             drafts.append(drawn if column < together else _where(active, drawn, drawn.new_zeros(1)))
             drafted.append(active)
             said.append(logprobs)
@@ -171,9 +126,20 @@ class ModelDrafter(Drafter):
             given = _where(active, drafts[-1], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
         exists, ids = _padded(drafted, length), _padded(drafts, length)
-        failed = exists & failed_draws(ids, _padded(said, length))
-        self.draft_tokens = Draft(ids, exists, failed=failed)
-        return self.draft_tokens
+        logq = _padded(said, length)
+        return Draft(ids, exists, logq, failed=exists & failed_draws(ids, logq))
+
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
+        """Draw the drafts [b(, C)] of one column; columns come in order.
+
+        Args:
+            step: context of the step.
+            column: the column.
+            logprobs: distribution of the draft model there, log-probabilities [b, V]; of latents
+                conditioning vectors [b, H, D].
+            active: rows that draft, bool [b]; the others may get anything.
+        """
+        return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
         """Ask the length policy which rows draft no more, bool [b]; None where nothing stops them.
@@ -188,12 +154,11 @@ class ModelDrafter(Drafter):
             return self.policy.stop(torch.ones_like(drawn[:, 0]), logprobs)
         return self.policy.stop(logprobs.gather(1, drawn[:, None])[:, 0].exp(), logprobs)
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
-        if not drafted.shape[1]:
-            tokens = self.chain.undrafted(step, output.logprobs)
-            return Verdict(torch.zeros_like(step.start), tokens)
-        return self.chain.verify(step, drafts, drafted, output.logprobs)
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        if not draft.tokens.shape[1]:
+            ids = step.categorical(output.logprobs, "token", step.valid, shared=True)
+            return Verdict(torch.zeros_like(step.start), ids)
+        return self.verifier.verify(step, draft, output.logprobs)
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         # the last draft was drawn, not fed
@@ -378,13 +343,13 @@ class DraftsWithModel(CausalSampler):
         return self.num_speculative_tokens == AUTO
 
     def model_drafter(
-        self, target: CausalTarget, draft: CausalTarget | None, chain: Chain
+        self, target: CausalTarget, draft: CausalTarget | None, verifier: Verifier
     ) -> ModelDrafter:
         """Make the drafter; arguments and errors as in ``draft_target``."""
         draft = self.draft_target(target, draft)
         policy = self.length_policy(target, draft.rows)
         policy.attach(target, draft)
-        return ModelDrafter(draft, chain, policy)
+        return ModelDrafter(draft, verifier, policy)
 
     def length_policy(self, target: CausalTarget, rows: int) -> LengthPolicy:
         """Make the policy that decides how long the chains of so many rows are."""
@@ -448,4 +413,4 @@ class ModelDrafts(DraftSource):
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         draft = cls.draft_of(sampler, target, draft)
-        return sampler.model_drafter(target, draft, IdChain(verifier))
+        return sampler.model_drafter(target, draft, verifier)

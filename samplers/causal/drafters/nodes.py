@@ -10,9 +10,10 @@ from gen.models.targets.base import StepOutput
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.draft import WITH_REPLACEMENT, Draft, Verdict
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import WITH_REPLACEMENT, Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -31,7 +32,6 @@ class NodeDrafter(Drafter):
         self.targets = tuple(nodes.targets)
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
-        self.tree: Tree | None = None
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -46,37 +46,33 @@ class NodeDrafter(Drafter):
         return 1 + self.shape.nodes
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
-        self.tree = None
         if step.positions.shape[1] == 1:
-            nothing = step.valid[:, :0]
-            return Draft(tokens[:, :0], nothing)
+            return Draft.none(tokens, step.valid)
         builder = TreeBuilder(step, tokens, self.nodes, self.draws, self.shape.is_chain)
         self.shape.grow(builder)
         self.nodes.count_passes(step, builder.passes)
-        self.tree = tree = builder.finish()
-        parents = None if tree.is_chain else tree.parents
-        return Draft(tree.tokens, tree.exists, parents, tree.failed)
+        return builder.finish()
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        tree, logp = self.tree, output.logprobs
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        logp = output.logprobs
         self.nodes.read(step, output)
-        if tree is None:
+        if not draft.tokens.shape[1]:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)
         else:
-            self.nodes.learn(step, tree, output)
-            verdict = self._judge(step, tree, logp)
+            self.nodes.learn(step, draft, output)
+            verdict = self._judge(step, draft, logp)
             row = torch.arange(len(logp), device=logp.device)
             last = logp[row, verdict.last_column.clamp_max(logp.shape[1] - 1)]
-            self.shape.learn(step, verdict.num_accepted, tree.exists.sum(1), last)
+            self.shape.learn(step, verdict.num_accepted, draft.exists.sum(1), last)
         self.nodes.accept(step, verdict)
         return verdict
 
-    def _judge(self, step: CausalStep, tree: Tree, logp: Tensor) -> Verdict:
+    def _judge(self, step: CausalStep, draft: Draft, logp: Tensor) -> Verdict:
         """Let the verifier judge the drafts."""
-        if self.draws == WITH_REPLACEMENT and not tree.is_chain:
-            tree = tree.merged()
-        return self.verifier.verify(step, tree, logp)
+        if self.draws == WITH_REPLACEMENT and not draft.is_chain:
+            draft = draft.merged()
+        return self.verifier.verify(step, draft, logp)
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         self.nodes.observe(step, num_accepted, num_drafted)

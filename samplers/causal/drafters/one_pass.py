@@ -34,22 +34,21 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.models.load.locate import config_field
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.models.targets.base import StepOutput, take
+from gen.models.targets.mask_tokens import mask_token, require_plain_history
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.heads import DepthNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import language_model
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict
+from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import DRAWS, Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
 
 STREAMING = "streaming"
 
 
-class GroupNodes(Nodes):
+class GroupNodes(DepthNodes):
     """Distributions of the next drafts, from the group of masks behind the accepted ones.
 
     Args:
@@ -62,14 +61,8 @@ class GroupNodes(Nodes):
     def __init__(self, depth: int):
         self.depth = depth
 
-    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+    def begin(self, step, tokens):
         return self.logq[:, :1]
-
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
-        depth = tree.depth[:, first:]
-        row = torch.arange(len(depth), device=depth.device)[:, None]
-        found = self.logq[row, depth.clamp_max(self.depth - 1)]
-        return torch.where((depth < self.depth)[..., None], found, -torch.inf)
 
     def read_group(self, logprobs: Tensor, first: Tensor) -> None:
         """Read the distributions of one group.
@@ -80,8 +73,7 @@ class GroupNodes(Nodes):
                 those of positions that no draft is for.
         """
         column = first[:, None] + torch.arange(self.depth, device=first.device)
-        row = torch.arange(len(column), device=first.device)[:, None]
-        self.logq = logprobs[row, column.clamp_max(logprobs.shape[1] - 1)]
+        self.logq = take(logprobs, column.clamp_max(logprobs.shape[1] - 1))
 
 
 class OnePassDrafter(NodeDrafter):
@@ -106,12 +98,11 @@ class OnePassDrafter(NodeDrafter):
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         if self.groups.logq is None:  # the first pass of all rows
-            self.tree = None
             masks = torch.full_like(step.positions[:, 1:], self.mask)
             return Draft(masks, step.valid[:, 1:], num_drafts=0)
         draft = super().propose(step, tokens)
         rows, length = draft.tokens.shape
-        if self.tree is None:  # one position is left
+        if not length:  # one position is left
             return draft
         parents = self._parents(length).to(tokens.device)
         prefixes = torch.arange(length + 1, device=tokens.device).repeat_interleave(self.size)
@@ -121,8 +112,9 @@ class OnePassDrafter(NodeDrafter):
         return Draft(
             torch.cat([draft.tokens, masks], 1),
             torch.cat([draft.exists, exists], 1),
-            parents.expand(rows, -1),
-            draft.failed,
+            draft.logq,
+            parents=parents.expand(rows, -1),
+            failed=draft.failed,
             num_drafts=length,
         )
 
@@ -132,70 +124,20 @@ class OnePassDrafter(NodeDrafter):
         columns = length + group * self.size + torch.arange(self.size - 1)
         return torch.cat([torch.arange(length) - 1, torch.cat([group - 1, columns], 1).flatten()])
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
-        logp, tree = output.logprobs, self.tree
-        if tree is None:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        logp, length = output.logprobs, draft.num_drafts
+        if not length:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             self.groups.read_group(logp, torch.full_like(step.start, 1 + self.shift))
             return Verdict(torch.zeros_like(step.start), ids)
-        length = tree.tokens.shape[1]
-        verdict = self._judge(step, tree, logp[:, : length + 1])
+        drafts = Draft(draft.tokens[:, :length], draft.exists[:, :length], draft.logq)
+        verdict = self._judge(step, drafts, logp[:, : length + 1])
         accepted = verdict.num_accepted
         self.groups.read_group(logp, length + 1 + accepted * self.size + self.shift)
         ids = verdict.tokens.new_zeros(logp.shape[:2])
         ids[:, : length + 1] = verdict.tokens
         path = torch.arange(logp.shape[1] - 1, device=ids.device)
         return Verdict(accepted, ids, path.expand(len(ids), -1))
-
-
-def require_plain_history(target: CausalTarget, method: str) -> None:
-    """Refuse what reads the tokens before a position: masks are no tokens that one could read.
-
-    Raises:
-        GenError: there is a constraint, or a sampling parameter that looks back.
-    """
-    reads = "a constraint" if target.space.constraint is not None else None
-    if target.sampling.looks_back:
-        reads = f"sampling.{target.sampling.looks_back[0]}"
-    if reads is not None:
-        raise GenError(
-            f"{method} came with {reads}, which reads the tokens before a position, and its masks"
-            " are none; expected no constraint and no penalty, or another method"
-        )
-
-
-def learned_mask(target: CausalTarget, method: str, mask: int | None) -> int:
-    """Return the mask token of a causal model that was trained at it.
-
-    Args:
-        target: the model with its items.
-        method: drafter or sampler, for messages.
-        mask: mask token of the model's vocabulary; None where it has none.
-
-    Raises:
-        GenError: there is none, or the model was never trained at it.
-    """
-    name = target.name or "this model"
-    if mask is not None and target.model.trained_at_mask:
-        return mask
-    why = "has none" if mask is None else "has one in its vocabulary alone"
-    raise GenError(
-        f"{method} needs a causal model with a mask token that it was trained at, and {name} {why};"
-        " expected one that was trained to be causal and masked at once (gen.recipes.text.dual)"
-    )
-
-
-def mask_token(target: CausalTarget, drafter: str) -> int:
-    """Return the mask token of a network that was trained to be causal and masked at once.
-
-    Raises:
-        GenError: see ``learned_mask``.
-    """
-    config = language_model(target, drafter).config
-    mask = config_field(config, "mask_token_id")
-    if mask is not None:
-        mask = int(mask) if 0 <= mask < config.vocab_size else None
-    return learned_mask(target, f"the drafter {drafter}", mask)
 
 
 @register("drafter", STREAMING)

@@ -32,13 +32,17 @@ from gen.core.registry import register
 from gen.models.adapters.layer_plans import replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.heads import checked_load, unfiltered
 from gen.samplers.causal.drafters.model import unseen
-from gen.samplers.causal.drafters.trained import language_model, read_drafter
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 
 MASKED, PROMPT = "masked", "prompt"
 
@@ -125,7 +129,7 @@ class ParallelNodes(Nodes):
         self.logq = logprobs[:, -1 - len(self.masks) :]
         return self.logq[:, :1]
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         depth = tree.depth[:, first:]
         row = torch.arange(len(depth), device=depth.device)[:, None]
         found = self.logq[row, depth.clamp_max(len(self.masks))]

@@ -43,11 +43,12 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import unseen
-from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO
 from gen.samplers.verifiers.base import Verifier
 
@@ -142,7 +143,7 @@ class PearlDrafter(Drafter):
             logq[:, : self.length - 1] = self.left_logq
         return logq
 
-    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         logp, device = output.logprobs, output.logprobs.device
         width, seen = logp.shape[1], to_device(self.seen, logp.device)
         # a verifier of trees draws the next token itself, a verifier of chains judges the first new
@@ -155,7 +156,7 @@ class PearlDrafter(Drafter):
         length = width - 1 if alone else width
         drafted = torch.arange(length, device=device) < (seen if alone else seen + 1)[:, None]
         drafted = drafted & step.valid[:, :length]  # a row that waits has none
-        drafts = Tree.chain(self.chain[:, :length], drafted, self.logq[:, :length])
+        drafts = Draft(self.chain[:, :length], drafted, self.logq[:, :length])
         if not alone:  # no verdict draws a token behind the first new draft
             step = replace(step, valid=torch.zeros_like(step.valid))
         verdict = self.verifier.verify(step, drafts, logp)

@@ -22,8 +22,8 @@ from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import TableNodes, TableSource
-from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.engine.tree import RANKS, Tree
+from gen.samplers.engine.draft import RANKS, Draft
+from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CopyNodes(TableNodes):
         self.at, self.copies = self.source(text)
         return self._copied(text, torch.zeros_like(self.at)[:, None])[:, 0]
 
-    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         return self._copied(self.text, tree.depth[:, first:])
 
     def _copied(self, text: Text, depth: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes
 from gen.samplers.causal.drafters.model import ModelNodes
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT, Draft
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, Tree
+from gen.samplers.engine.step_context import CausalStep
 
 
 class SeveralNodes(Nodes):
@@ -64,7 +64,7 @@ class SeveralNodes(Nodes):
     def begin(self, step, tokens):
         return torch.cat([model.begin(step, tokens) for model in self.models], 1)
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         size, paths = tree.tokens.shape[1], len(self.owners)
         found: dict[int, Tensor] = {}  # by column; a level has a draft of every path
         for number, model in enumerate(self.models):
@@ -76,7 +76,7 @@ class SeveralNodes(Nodes):
         return torch.stack([found[column] for column in range(first, size)], 1)
 
 
-def _part(tree: Tree, columns: list[int], is_chain: bool) -> Tree:
+def _part(tree: Draft, columns: list[int], is_chain: bool) -> Draft:
     """Take the columns of one model, the same ones of every row, as a tree of their own."""
     index = {column: number for number, column in enumerate(columns)}
     numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
@@ -84,7 +84,7 @@ def _part(tree: Tree, columns: list[int], is_chain: bool) -> Tree:
     own = _numbers(columns, tree.parents)
     parts = (tree.tokens, tree.exists, tree.parents, tree.depth)
     tokens, exists, parents, depth = (x.index_select(1, own) for x in parts)
-    return Tree(tokens, exists, table[parents], depth, is_chain=is_chain)
+    return Draft(tokens, exists, parents=table[parents], depth=depth, is_chain=is_chain)
 
 
 def _numbers(values: list[int], like: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableSource, TailNodes
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 
 OCCURRENCES = 64  # positions that are averaged at a node
 
@@ -90,7 +90,7 @@ class StandNodes(TailNodes):
         ids = torch.where(latest[..., None] < 0, NONE, self.entries[row, entry])
         return self.add_up(ids.flatten(2), self.probs[row, entry].flatten(2))
 
-    def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
+    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
         top = output.logprobs[:, : tree.tokens.shape[1] + 1].topk(self.count, -1)
         self.top = torch.where(top.values > -torch.inf, top.indices, NONE), top.values.exp()
 

@@ -25,8 +25,8 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import Text
 from gen.samplers.causal.drafters.tables import ScopeParams, TableNodes, TableSource
-from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
+from gen.samplers.engine.step_context import CausalStep
 
 OCCURRENCES = 32  # of the last tokens, in the item's own text and in those of finished items each
 
@@ -67,7 +67,7 @@ class SuffixNodes(TableNodes):
         self.alive = self.alive[:, None]
         return self._weights(self.alive, self.path, torch.zeros_like(self.most)[:, None])[:, 0]
 
-    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         row = torch.arange(len(self.at), device=self.at.device)[:, None]
         above = tree.parents[:, first:] + 1
         depth, tokens = tree.depth[:, first:], tree.tokens[:, first:]

@@ -26,8 +26,8 @@ from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
-from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
+from gen.samplers.engine.step_context import CausalStep
 
 
 class SuperposedNodes(ModelNodes):
@@ -64,7 +64,7 @@ class SuperposedNodes(ModelNodes):
         super().count_passes(step, passes)
         del self.logq  # nobody asks any more
 
-    def _predict(self, step: CausalStep, tree: Tree, log_path: Tensor, depth: int) -> Tensor:
+    def _predict(self, step: CausalStep, tree: Draft, log_path: Tensor, depth: int) -> Tensor:
         """Return the distribution [b, 1, V] behind the mixture of the drafts of a depth."""
         here = tree.exists & (tree.depth == depth)
         some = here.any(1, keepdim=True)
@@ -76,7 +76,7 @@ class SuperposedNodes(ModelNodes):
         return self.draft.predict_superposed(tokens[:, None], weights[:, None], at).logprobs
 
 
-def path_logprobs(tree: Tree, logq: Tensor) -> Tensor:
+def path_logprobs(tree: Draft, logq: Tensor) -> Tensor:
     """Compute the log-probabilities [b, L] of the paths to the drafts of a tree, from those of the
     tokens behind its nodes, [b, L + 1, V]."""
     total = logq.new_zeros(len(tree.tokens), 1 + tree.tokens.shape[1])

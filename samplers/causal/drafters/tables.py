@@ -26,9 +26,9 @@ from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
 from gen.samplers.causal.drafters.context import Context, Text, tails_after
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.outputs import CALL, ITEM
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TableNodes(Nodes):
         """Return the weights [b, V] of the token after the last committed one."""
         raise NotImplementedError
 
-    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         """Return the weights [b, n, V] of the tokens after the last n columns of a tree."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class TableNodes(Nodes):
         weights = self.weigh_root(step, self.text)[:, None]
         return self._logq(step, weights, torch.zeros_like(step.start)[:, None])
 
-    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         weights = self.weigh(step, tree, first)
         return self._logq(step, weights, tree.depth[:, first:])
 
@@ -108,7 +108,7 @@ class TailNodes(TableNodes):
         self.tails = text.last(self.num_tokens)[:, None]
         return self.weigh_tails(text, self.tails)[:, 0]
 
-    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         new = tails_after(self.tails, tree.parents[:, first:], tree.tokens[:, first:])
         self.tails = torch.cat([self.tails, new], 1)
         return self.weigh_tails(self.text, new)

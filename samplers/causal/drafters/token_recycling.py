@@ -29,9 +29,9 @@ from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.context import NONE, Text
 from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableNodes, TableSource
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.draft import RANKS, Draft
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.tree import RANKS, Tree
+from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RecyclingNodes(TableNodes):
         self.root = text.last(1)
         return self._children(self.root)[:, 0]
 
-    def weigh(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         return self._children(tree.tokens[:, first:])
 
     def _keep_finished(self) -> None:
@@ -88,7 +88,7 @@ class RecyclingNodes(TableNodes):
         found = torch.where(own[..., :1] == NONE, self.shared[key], own)
         return self.add_up(found, self.weights.expand(found.shape))
 
-    def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
+    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
         length = tree.tokens.shape[1]
         logp = output.logprobs[:, : length + 1]
         top = logp.topk(self.count, -1)

@@ -14,8 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowOwner
+from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass

@@ -32,10 +32,11 @@ from gen.core.sampling_params import SamplingParams, has_no_distribution
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.step_context import CausalStep
 
 # log-probability that a token has at least when distributions are compared
 FLOOR = -30.0

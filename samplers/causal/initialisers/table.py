@@ -35,9 +35,10 @@ from gen.samplers.causal.initialisers.context_table import (
 )
 from gen.samplers.causal.initialisers.copies import Uniform
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
+from gen.samplers.engine.step_context import CausalStep
 
 FILE, WEIGHTS, KIND = "table.safetensors", "model.safetensors", "context_table"
 EMPTY = "empty"

@@ -16,14 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.tree import (
+from gen.samplers.engine.draft import (
     POSITION,
     RANKS,
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
 )
+from gen.samplers.engine.rows import RowOwner
+from gen.samplers.engine.step_context import CausalStep
 
 MOST_NODES = 1024  # of any tree
 
@@ -39,7 +39,7 @@ class Shape(RowOwner):
         has_budget: whether the parameter ``nodes`` says how many drafts a round has.
         parts_models: whether it can draw each path from another draft model.
         needs_weights: whether it reads trained weights (``attach``).
-        takes: ways to draw siblings (``gen.samplers.engine.tree``) that it can use, its usual one
+        takes: ways to draw siblings (``gen.samplers.engine.draft``) that it can use, its usual one
             first.
     """
 

@@ -25,7 +25,7 @@ from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.best_first import BudgetParams
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT, node_positions
+from gen.samplers.engine.draft import RANKS, WITHOUT_REPLACEMENT, node_positions
 
 
 @dataclass(frozen=True)

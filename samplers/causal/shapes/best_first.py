@@ -22,8 +22,8 @@ from gen.core.params import Params, integer, integer_or
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.draft import RANKS, WITHOUT_REPLACEMENT
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT
 from gen.samplers.engine.window import AUTO
 
 

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from gen.core.sampling_params import has_no_distribution
 from gen.samplers.causal.drafters.base import Nodes
-from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.engine.host import may_be_any, to_device
-from gen.samplers.engine.tree import (
+from gen.samplers.engine.draft import (
     NOTHING_DRAWN,
     POSITION,
     RANKS,
     WITH_REPLACEMENT,
-    Tree,
+    Draft,
     node_positions,
     point,
     without,
 )
+from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.step_context import CausalStep
 
 
 class TreeBuilder:
@@ -58,7 +58,7 @@ class TreeBuilder:
         self.room = to_device(step.room, tokens.device)
         none = tokens[:, :0].long()
         no = none.bool()
-        self.tree = Tree(none, no, none, none, is_chain=is_chain, failed=no)
+        self.tree = Draft(none, no, parents=none, depth=none, is_chain=is_chain, failed=no)
         self.rest = source.begin(step, tokens).clone()
         self.num_models = self.rest.shape[1]
         self._failed = has_no_distribution(self.rest)  # nodes without one, bool [b, M + n]
@@ -99,7 +99,7 @@ class TreeBuilder:
             order = torch.argsort((~self.tree.exists).byte(), dim=1, stable=True)[:, :most]
             self.tree = self.finish().select(order.sort(1).values)
 
-    def finish(self) -> Tree:
+    def finish(self) -> Draft:
         """Return the tree with the distributions of its columns; it grows no more."""
         if self._drawn:
             del self.rest

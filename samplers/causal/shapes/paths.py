@@ -24,7 +24,7 @@ from gen.core.params import Params, integer, number
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.tree import WITH_REPLACEMENT
+from gen.samplers.engine.draft import WITH_REPLACEMENT
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from gen.core.registry import register
 from gen.samplers.causal.shapes.base import MOST_NODES, Shape
 from gen.samplers.causal.shapes.best_first import BudgetParams
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.tree import TOP_AND_RANDOM, WITHOUT_REPLACEMENT
+from gen.samplers.engine.draft import TOP_AND_RANDOM, WITHOUT_REPLACEMENT
 from gen.samplers.engine.window import AUTO
 
 # for every level its turns, and for every turn the columns of the nodes that get a child in it: -1

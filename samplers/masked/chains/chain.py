@@ -46,10 +46,10 @@ from gen.core.sampler import Sampler, require_constraint_kept
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
@@ -123,7 +123,7 @@ class ChainSampler(Sampler):
         """
 
     @abstractmethod
-    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Draft, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Decide how many steps of a chain are accepted.
 
         Args:
@@ -279,11 +279,9 @@ def begin_chains(target, rng: RNG, method: ChainSampler, canvas: Tensor | None) 
     require_constraint_kept(method, target.space)
     batch = begin_batch(target, canvas)
     b, device = len(batch.slots), target.device
-    for name in ("logprobs", "score"):
-        batch.memory.register(name)
     batch.memory["logprobs"] = torch.zeros(b, 0, target.legal.shape[1], device=device)
     batch.memory["score"] = torch.zeros(b, target.length, dtype=torch.float64, device=device)
-    batch.memory.register("begins", True, torch.ones(b, dtype=torch.bool, device=device))
+    batch.memory["begins"] = torch.ones(b, dtype=torch.bool, device=device)
     return ChainRun(batch, rng, method)
 
 
@@ -296,7 +294,7 @@ def draft(run: ChainRun) -> Chain:
     batch, k = run.batch, run.method.width
     masked, logprobs = batch.masked, batch.memory["logprobs"]
     steps = ((masked.sum(1) - 1) // k).clamp_max(run.method.num_drafts - 1)
-    steps = steps.masked_fill(batch.memory["begins"], 0)
+    steps = steps.masked_fill(batch.memory.get("begins", True), 0)
     n = int(steps.max())
     positions = ranked(batch.memory["score"], masked).argsort(1)[:, : n * k]
     exists = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
@@ -360,7 +358,7 @@ def judge(
     positions, tokens = chain.positions.view(b, n * k), chain.tokens.view(b, n * k)
     start = torch.zeros_like(batch.rows)
     step = StepContext(run.rng, batch.rows, batch.step_index, start, positions, valid)
-    drafts = Tree.chain(tokens, valid, chain.logq)
+    drafts = Draft(tokens, valid, chain.logq)
     canvas = views.index[:, :n].repeat_interleave(k, 1)
     return ChainVerdict(*run.method.judge(step, drafts, output.logprobs[canvas, positions]))
 

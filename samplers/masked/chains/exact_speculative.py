@@ -34,8 +34,8 @@ from torch import Tensor
 from gen.core.params import Rule, part
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.chains.chain import ChainSampler
 from gen.samplers.verifiers.base import recovered
 
@@ -71,7 +71,7 @@ class ExactSpeculative(ChainSampler):
         """Draw with random numbers of the step; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "draft", step.valid)
 
-    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Draft, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts by the verifier, and draw a recovered token after them."""
         rule = registry.get("verifier", self.verifier)()
         accepted, residual = rule.decide(step, drafts, logprobs)

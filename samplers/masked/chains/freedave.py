@@ -31,8 +31,8 @@ from torch import Tensor
 
 from gen.core.params import integer
 from gen.core.registry import register
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.masked.chains.chain import ChainSampler
 from gen.samplers.verifiers.base import num_accepted
 
@@ -69,7 +69,7 @@ class FreeDave(ChainSampler):
         """Draw with the noise of the position; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "token", step.valid, shared=True)
 
-    def judge(self, step: StepContext, drafts: Tree, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Draft, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts that are the tokens of static decoding."""
         tokens = step.categorical(logprobs, "token", step.valid, shared=True)
         same = (tokens == drafts.tokens) & step.valid

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
 from gen.samplers.verifiers.base import PositionVerifier
 
 
@@ -89,7 +89,7 @@ class Relaxed(PositionVerifier):
     def acceptance(self, tree, logp):
         return (self.credit(tree, logp) - tree.log_mass()).clamp_max(0).exp()
 
-    def credit(self, tree: Tree, logp: Tensor) -> Tensor:
+    def credit(self, tree: Draft, logp: Tensor) -> Tensor:
         """Computes log g of the drafts, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
@@ -104,6 +104,6 @@ class Relaxed(PositionVerifier):
         raise NotImplementedError
 
 
-def draft_logp(tree: Tree, logp: Tensor) -> Tensor:
+def draft_logp(tree: Draft, logp: Tensor) -> Tensor:
     """Log-probability of the drafts, [b, L]; ``logp`` [b, L, V]."""
     return logp.gather(-1, tree.tokens[..., None])[..., 0]

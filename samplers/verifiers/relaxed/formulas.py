@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gen.core.method import Limit, method
 from gen.core.registry import register
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
 from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
 
 
@@ -115,7 +115,7 @@ class LexicalUnit(Relaxed):
         run = self.sure(tree).long().cumprod(1).bool() & (log_p > -torch.inf)
         return torch.where(run, torch.maximum(log_p, log_q), log_p)
 
-    def sure(self, tree: Tree) -> Tensor:
+    def sure(self, tree: Draft) -> Tensor:
         """Find the drafts above the probability, bool [b, L]."""
         if not self.relaxation or tree.logq is None:
             return torch.zeros_like(tree.tokens, dtype=torch.bool)

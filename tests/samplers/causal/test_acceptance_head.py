@@ -13,19 +13,19 @@ from tabular import space_of
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.nets.draft_heads.predictors import (
+    LEAST,
+    AcceptanceNet,
+    acceptance_inputs,
+    acceptance_label,
+)
+from gen.models.targets.trained_drafters import write_drafter
+from gen.models.targets.trained_predictors import head_facts
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.acceptance_head import LAYER, QUICK, REJECTED, drafted, head_loss, trained
 from gen.recipes.drafters.data import Teacher
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.drafters.trained import write_drafter
-from gen.samplers.causal.length_policies.specdec_pp import (
-    LEAST,
-    AcceptanceHead,
-    AcceptanceNet,
-    acceptance_label,
-    facts_of,
-    inputs_of,
-)
+from gen.samplers.causal.length_policies.specdec_pp import AcceptanceHead
 
 PROMPTS = ["shuffle 4 0 7 5 =", "sort 3 1 2 9 8 =", "close ( [ ] { =", "copy 3 1 2 5 6 ="]
 SPEC = {"name": "speculative", "num_speculative_tokens": 6, "least_drafts": 1}
@@ -49,7 +49,7 @@ def head(teachers, tmp_path_factory) -> str:
     torch.manual_seed(0)
     net = AcceptanceNet(draft.model.config.hidden_size)
     folder = tmp_path_factory.mktemp("head")
-    write_drafter(folder, facts_of(target.target, draft.target, LAYER, 2), net.state_dict())
+    write_drafter(folder, head_facts(target.target, draft.target, LAYER, 2), net.state_dict())
     return str(folder)
 
 
@@ -175,7 +175,7 @@ def test_the_head_reads_the_states_that_the_drafts_come_from(pipe, teachers, hea
 
 def test_inputs_join_state_log_mass_and_entropy():
     q = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
-    found = inputs_of(torch.zeros(2, 3), torch.tensor([0.5, 0.0]), q.log())
+    found = acceptance_inputs(torch.zeros(2, 3), torch.tensor([0.5, 0.0]), q.log())
     assert found.shape == (2, 5)
     log2 = torch.tensor(2.0).log()
     assert torch.allclose(found[:, 3:], torch.tensor([[-log2, log2], [LEAST, 0.0]]))
@@ -192,7 +192,7 @@ def test_a_head_of_other_models_is_refused(pipe, teachers, head, tmp_path):
     with pytest.raises(GenError, match="was trained for temperature 1.0"):
         pipe(PROMPTS[0], spec | {"acceptance_head": head}, temperature=0.5)
     target, draft = teachers
-    facts = facts_of(target.target, draft.target, LAYER, 2)
+    facts = head_facts(target.target, draft.target, LAYER, 2)
     write_drafter(
         tmp_path, dataclasses.replace(facts, target="0" * 16), AcceptanceNet(32).state_dict()
     )

@@ -29,8 +29,7 @@ from gen.samplers.causal.beam import beam_search
 from gen.samplers.causal.beam.beam_search import Beams
 from gen.samplers.causal.beam.pool import Pool
 from gen.samplers.engine.hypotheses import first_largest
-from gen.samplers.engine.rows import RowSelection
-from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.rows import BatchSlots
 
 GUIDED = SamplingParams(guidance_scale=1.5, temperature=0.7)
 
@@ -100,15 +99,15 @@ def test_tokens_are_those_of_transformers(settings, ends):
 def test_control_rows_that_do_not_follow_their_hypothesis_are_found(monkeypatch):
     space, spec = space_of((5,), 6), {"name": "beam", "num_beams": 3}
     right = decode(spec, space).tokens
-    gather = BatchSlots._gather
+    continue_as = BatchSlots.continue_as
 
-    def stay(self, rows):
+    def stay(self, rows, items):
         """The items are right, and the caches are those of the first hypothesis."""
         first = {item: row for row, item in reversed(list(enumerate(self.items.tolist())))}
         wrong = np.asarray([first[self.items[row]] for row in rows])
-        return gather(self, RowSelection(wrong, len(self)), self.branches[rows])
+        return continue_as(self, wrong, items)
 
-    monkeypatch.setattr(BatchSlots, "reorder", stay)
+    monkeypatch.setattr(BatchSlots, "continue_as", stay)
     assert not decode(spec, space).tokens.equal(right)
 
 
@@ -341,7 +340,7 @@ def test_scores_are_those_of_the_finished_text_on_every_kind_of_cache(
 
     def noted(self):
         text = result(self)
-        scores[text] = self._finished()[0].score
+        scores[text] = max(f.score for pool in self.pools for f in pool.finished)
         return text
 
     targets = []

@@ -18,7 +18,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
 from gen.samplers.causal.autoregressive import _NoDrafts
 from gen.samplers.engine import causal_loop as loop
-from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.rows import RowState, RowStore, SlotChange
 
 V, T, N = 24, 12, 11
 SPECS = {
@@ -122,7 +122,10 @@ def test_places_are_taken_at_once_so_that_the_batch_stays_full():
 
 def test_control_a_drafter_that_does_not_begin_anew_is_found(monkeypatch):
     whole, _ = decode("maximal", SamplingParams(), True, None)
-    monkeypatch.setattr(RowStore, "reset", lambda self, rows: None)
+    follow = RowStore.follow
+    monkeypatch.setattr(
+        RowStore, "follow", lambda self, change: follow(self, SlotChange(change.source))
+    )
     out, _ = decode("maximal", SamplingParams(), True, 4)
     assert not torch.equal(out.tokens, whole.tokens)
 

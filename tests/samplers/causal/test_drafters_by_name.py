@@ -10,8 +10,8 @@ from tabular import space_of
 from gen.core.errors import GenError
 from gen.core.registry import Registry, registry
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.engine.causal_loop import Draft, Drafter
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.causal_loop import Drafter
+from gen.samplers.engine.draft import Draft
 
 
 class Repeated(Drafter):
@@ -25,12 +25,10 @@ class Repeated(Drafter):
     def propose(self, step, tokens):
         last = tokens.gather(1, (step.start - 1).clamp_min(0)[:, None]).clamp_min(0)
         length = step.valid.shape[1] - 1
-        self.draft = Draft(last.expand(-1, length), step.valid[:, 1:])
-        return self.draft
+        return Draft(last.expand(-1, length), step.valid[:, 1:])
 
-    def verify(self, step, output):
-        drafts = Tree.chain(self.draft.tokens, self.draft.exists, None)
-        return self.verifier.verify(step, drafts, output.logprobs)
+    def verify(self, step, draft, output):
+        return self.verifier.verify(step, draft, output.logprobs)
 
 
 class Repeat(DraftSource):
@@ -59,7 +57,7 @@ def test_a_drafter_without_a_model_is_exact(named, verifier):
 
 
 def test_control_drafts_that_say_another_distribution_are_not_exact(named, monkeypatch):
-    monkeypatch.setattr(Tree, "log_mass", lambda self: torch.full(self.tokens.shape, -1.0))
+    monkeypatch.setattr(Draft, "log_mass", lambda self: torch.full(self.tokens.shape, -1.0))
     assert error(speculative(drafter="repeat"), space_of((3,), 3)) > WRONG
 
 

@@ -18,10 +18,10 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.drafters import eagle_layer as eagle
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
+from gen.models.nets.draft_heads import eagle
+from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 from gen.samplers.causal.shapes.static import Chain
 
 EXACT, STATES, WRONG = 1e-12, 1e-9, 1e-3
@@ -92,10 +92,10 @@ def test_control_drafts_of_another_distribution(folder, monkeypatch):
         self.claimed = logq
         return torch.where(known, other, logq)
 
-    def verified(self, step, output):
-        if self.tree is not None and self.tree.tokens.shape[1]:
-            self.tree.logq[:, :1] = self.nodes.claimed
-        return verify(self, step, output)
+    def verified(self, step, draft, output):
+        if draft.tokens.shape[1]:
+            draft.logq[:, :1] = self.nodes.claimed
+        return verify(self, step, draft, output)
 
     verify = NodeDrafter.verify
     monkeypatch.setattr(EntryNodes, "begin", flat)

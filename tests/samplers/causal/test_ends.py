@@ -61,8 +61,8 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
 class DistributionWithTheEnd(JacobiDrafter):
     """Takes its drafts, which are never the end, for draws from a distribution that knows one."""
 
-    def verify(self, step, output):
-        logp, verdict = output.logprobs, super().verify(step, output)
+    def verify(self, step, draft, output):
+        logp, verdict = output.logprobs, super().verify(step, draft, output)
         accepted = verdict.num_accepted
         at = (accepted[:, None] + 1 + torch.arange(logp.shape[1])).clamp_max(logp.shape[1] - 1)
         self.logq = logp.gather(1, at[..., None].expand_as(logp))

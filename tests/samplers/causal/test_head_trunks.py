@@ -14,7 +14,7 @@ from unrolled_drafts import gap, noted
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
-from gen.samplers.causal.drafters.entry_nodes import EntryNodes
+from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.shapes.static import Chain
 
 STATES, WRONG = 1e-9, 1e-3

@@ -13,9 +13,10 @@ from trained_drafters import DEPTH, PROMPTS, network, scrambled, target
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
+from gen.models.nets.draft_heads.layer_maps import TransferMaps
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_hidden import HiddenOptions, HiddenTransfer
-from gen.samplers.causal.drafters.hidden_transfer import HiddenNodes, TransferMaps
+from gen.samplers.causal.drafters.hidden_transfer import HiddenNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
@@ -30,7 +31,7 @@ class Noted(HiddenNodes):
         made = super().begin(step, tokens)
         self.seen = getattr(self, "seen", [])
         if self.known.any():
-            at = tokens.clone(), step.start.clone(), self.known.clone()
+            at = tokens.clone(), step.start.clone(), self.known.copy()
             self.seen.append((*at, self.logq, step.items.tolist()))
         return made
 
@@ -62,7 +63,7 @@ def gap(seen: list, net: torch.nn.Module, shift: int = 0) -> float:
     """Largest difference between decoding and training over all drafts of all rows and steps."""
     worst, count, kind = 0.0, 0, kind_of()
     for tokens, start, known, logq, items in seen:
-        for row in known.nonzero()[:, 0].tolist():
+        for row in known.nonzero()[0].tolist():
             begun = int(start[row])
             whole = torch.zeros(3, LENGTH, dtype=torch.long)
             whole[items[row], :begun] = tokens[row, :begun]

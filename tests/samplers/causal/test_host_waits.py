@@ -154,7 +154,7 @@ class Watched(Drafter):
         if isinstance(self.drafter, (ModelDrafter, NodeDrafter, PearlDrafter)):
             for draft in self.drafter.targets:
                 draft.predict = self._counted(draft.predict, self.calls, off=True)
-        chain = getattr(self.drafter, "chain", None)
+        chain = getattr(self.drafter, "paths", None)
         if hasattr(chain, "attempt"):
             chain.attempt = self._counted(chain.attempt, self.blocks)
 
@@ -197,9 +197,9 @@ class Watched(Drafter):
         self.rows = step.rows
         return self._seen(self.drafter.propose, self.proposed, step, tokens)
 
-    def verify(self, step, sampling):
+    def verify(self, step, draft, output):
         self.blocks.append(0)
-        return self._seen(self.drafter.verify, self.verified, step, sampling)
+        return self._seen(self.drafter.verify, self.verified, step, draft, output)
 
     def observe(self, step, accepted, drafted):
         self._seen(self.drafter.observe, self.learned, step, accepted, drafted)

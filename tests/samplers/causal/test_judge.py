@@ -13,13 +13,15 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.modalities.text import tasks as text_tasks
+from gen.models.nets.draft_heads.predictors import LEAST, probe_inputs
 from gen.models.targets.identity import distribution_of, target_digest
+from gen.models.targets.trained_predictors import Probe
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.text.judge_decoding import QUICK, LabelledDrafts, Models, fit, labelled, trained
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.base import Token
-from gen.samplers.verifiers.relaxed.judge import LAYER, LEAST, Judge, Probe, inputs_of
+from gen.samplers.verifiers.relaxed.judge import LAYER, Judge
 
 PROMPTS = ["shuffle 4 0 7 5 =", "insert 7 in 3 1 2 =", "sort 3 1 2 =", "remove from 5 6 8 2 ="]
 SPEC = {"name": "judge", "draft_model": "text-draft"}
@@ -55,13 +57,13 @@ def step_of(hidden: Tensor, rows: int, length: int, rng=None) -> StepContext:
     return StepContext(rng, n, zero, zero, at, valid, hidden_states={"layer": hidden})
 
 
-def drafts(rows: int, length: int, seed: int) -> tuple[Tree, Tensor]:
+def drafts(rows: int, length: int, seed: int) -> tuple[Draft, Tensor]:
     """Random drafts, and log p [b, L, V]."""
     generator = torch.Generator().manual_seed(seed)
     p, q = torch.rand(2, rows, length, V, generator=generator, dtype=torch.float64)
     logp, logq = (x.pow(3).div(x.pow(3).sum(-1, keepdim=True)).log() for x in (p, q))
     tokens = torch.randint(V, (rows, length), generator=generator)
-    return Tree.chain(tokens, torch.ones_like(tokens, dtype=torch.bool), logq), logp
+    return Draft(tokens, torch.ones_like(tokens, dtype=torch.bool), logq), logp
 
 
 @pytest.mark.parametrize("relaxation", [0, 1e-6])
@@ -123,7 +125,7 @@ def test_an_impossible_draft_never_passes():
 def test_the_probe_reads_state_log_p_maximum_and_entropy():
     hidden, half = torch.randn(3, 2), torch.tensor(0.5).log()
     logp = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [torch.nan] * 3]).log()
-    found = inputs_of(hidden, logp, torch.tensor([1, 2, 0]))
+    found = probe_inputs(hidden, logp, torch.tensor([1, 2, 0]))
     assert found[:, :2].equal(hidden)
     wanted = torch.tensor([[half, half, -half], [LEAST, 0, 0], [LEAST, LEAST, 0]])
     assert torch.allclose(found[:, 2:], wanted)
@@ -137,7 +139,7 @@ def committed(judge: Judge, logq: Tensor, logp: Tensor) -> Tensor:
         step = step_of(torch.zeros(rows, 2, 1), rows, 2, rng)
         on, logits = torch.ones(rows, 1, dtype=torch.bool), logq.expand(rows, 1, V)
         tokens = step.categorical(logits, "draft", on)
-        tree = Tree.chain(tokens, on, logits)
+        tree = Draft(tokens, on, logits)
         return judge.verify(step, tree, logp.expand(rows, 2, V)).tokens[:, :1]
 
     (found,) = enumerate_distribution(decode, 1)

@@ -65,22 +65,23 @@ def test_no_plan_changes_the_distribution(params):
 def test_control_the_distribution_of_another_plan(monkeypatch, verifier):
     """Drawn with one plan, claimed to be drawn with another."""
 
-    def start(self, draft, chain, policy, _true=drafting.ModelDrafter.__init__):
-        _true(self, draft, chain, policy)
+    def start(self, draft, verifier, policy, _true=drafting.ModelDrafter.__init__):
+        _true(self, draft, verifier, policy)
         other = draft.with_model(draft.model.with_layers((0,)))
-        self.targets = (draft, other)
-        predict, draw = draft.predict, chain.draw
+        self.targets, predict, claimed = (draft, other), draft.predict, []
 
         def both(*args):
-            self.claimed = other.predict(*args).logprobs[:, -1]
+            claimed.append(other.predict(*args).logprobs[:, -1])
             return predict(*args)
 
-        def claim(step, column, logprobs, active):
-            drawn = draw(step, column, logprobs, active)
-            chain.distributions[-1] = self.claimed
-            return drawn
+        def claim(*args, _true=self.propose):
+            claimed.clear()
+            drafts = _true(*args)
+            for column, logq in enumerate(claimed):
+                drafts.logq[:, column] = logq
+            return drafts
 
-        draft.predict, chain.draw = both, claim
+        draft.predict, self.propose = both, claim
 
     monkeypatch.setattr(drafting.ModelDrafter, "__init__", start)
     sampler = speculative(**PLANS["layer_skip"], **CHAIN, verifier=verifier)

@@ -20,7 +20,7 @@ from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.causal.length_policies.policies import JointConfidence
 from gen.samplers.engine import window
-from gen.samplers.engine.rows import RowSelection
+from gen.samplers.engine.rows import SlotChange
 
 SHORT = {"length_tiers": "1,2", "length_warmup": 0, "length_interval": 1, "acceptance_weight": 0.5}
 CASES = {
@@ -72,8 +72,8 @@ def test_control_a_draft_that_the_rule_stops_at_is_dropped(monkeypatch):
     def propose(self, step, tokens, _true=ModelDrafter.propose):
         draft = _true(self, step, tokens)
         kept = torch.zeros(len(tokens))
-        for i, logprobs in enumerate(self.chain.distributions[: draft.exists.shape[1]]):
-            kept = kept + logprobs.gather(1, draft.tokens[:, i, None])[:, 0]
+        for i in range(draft.exists.shape[1]):
+            kept = kept + draft.logq[:, i].gather(1, draft.tokens[:, i, None])[:, 0]
             draft.exists[:, i] &= 1 - kept.exp() <= 0.5
         return draft
 
@@ -181,9 +181,9 @@ def test_the_average_belongs_to_its_row():
     for _ in range(3):
         policy.observe(policy.lengths, np.array([3, 0]))
     assert policy.lengths.tolist() == [7, 1]
-    policy.store.select(RowSelection(np.array([1]), 2))
+    policy.store.follow(SlotChange(np.array([1])))
     assert policy.lengths.tolist() == [1]
-    policy.store.reset(RowSelection(np.array([True])))
+    policy.store.follow(SlotChange(fresh=np.array([True])))
     assert policy.lengths.tolist() == [3] and policy.average.tolist() == [2.0]
 
 

@@ -8,7 +8,7 @@ from constraint_bench import EXACT, WRONG, error
 from tabular import space_of
 
 from gen.core.registry import registry
-from gen.samplers.engine.tree import Tree
+from gen.samplers.engine.draft import Draft
 from gen.samplers.verifiers.base import Token
 from gen.samplers.verifiers.relaxed.formulas import LexicalUnit
 
@@ -17,13 +17,13 @@ Q = torch.tensor([[0.95, 0.05], [0.92, 0.08], [0.6, 0.4], [0.99, 0.01]]).double(
 P = torch.tensor([[0.1, 0.9], [0.0, 1.0], [0.3, 0.7], [0.2, 0.8]]).double()
 
 
-def drafts(logq: torch.Tensor | None, guessed: bool = False) -> Tree:
+def drafts(logq: torch.Tensor | None, guessed: bool = False) -> Draft:
     """A chain of four drafts of token 0."""
     tokens, exists = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool)
-    return Tree.chain(tokens, exists, logq, guessed=torch.full_like(exists, guessed))
+    return Draft(tokens, exists, logq, guessed=torch.full_like(exists, guessed))
 
 
-def chances(relaxation: float, p: torch.Tensor = P, tree: Tree | None = None) -> list[float]:
+def chances(relaxation: float, p: torch.Tensor = P, tree: Draft | None = None) -> list[float]:
     """Probabilities to accept four drafts of token 0."""
     tree = drafts(Q.log()[None]) if tree is None else tree
     return LexicalUnit(relaxation).chance(tree, p.log()[None])[0].tolist()

@@ -28,15 +28,11 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
+from gen.models.adapters.draft_models import DroppedLayer, dropped_layers, dropping_model
 from gen.models.adapters.language_models import CausalLM
+from gen.models.nets.draft_heads.layer_maps import Corrections
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.lora_drop import (
-    Corrections,
-    DroppedLayer,
-    dropped_layers,
-    dropping_model,
-)
-from gen.samplers.engine.step_context import tree_positions
+from gen.samplers.engine.draft import tree_positions
 
 LENGTH, EVERY, WRONG = 8, 2, 1e-3
 speculative = registry.get("sampler", "speculative")

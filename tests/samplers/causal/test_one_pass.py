@@ -16,10 +16,10 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
+from gen.models.adapters.mask_attention import MaskAttention, with_masks
 from gen.models.load.transformers_compat import CACHE_NAME
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.grid_models import Run, Shape, new_lm
-from gen.samplers.causal.drafters.flexdraft import MaskAttention, with_masks
 from gen.samplers.causal.drafters.one_pass import GroupNodes, OnePassDrafter
 from gen.samplers.engine.causal_loop import CausalRun, decode_causal
 from gen.samplers.verifiers.base import Token

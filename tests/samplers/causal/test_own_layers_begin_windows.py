@@ -19,8 +19,8 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
+from gen.models.targets.trained_drafters import DrafterFacts
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.causal.drafters.trained import DrafterFacts
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 from gen.samplers.causal.initialisers.model import ModelInitialiser
 

@@ -17,8 +17,8 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers.base import PositionVerifier, Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 
@@ -84,11 +84,11 @@ def drafts_distribution(kind: int, q: Tensor, legal: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(torch.arange(MANY) % V, V)[:, None].double().log()
 
 
-def drafts(tokens: Tensor, logq: Tensor, kind: int) -> Tree:
+def drafts(tokens: Tensor, logq: Tensor, kind: int) -> Draft:
     """Chains of one draft of a kind [n, 1], from distributions [n, 1, V]."""
     exists = torch.ones_like(tokens, dtype=torch.bool)
     guessed = torch.full_like(exists, kind != ROW)
-    return Tree.chain(tokens, exists, None if kind == POINT else logq, guessed=guessed)
+    return Draft(tokens, exists, None if kind == POINT else logq, guessed=guessed)
 
 
 def step_distribution(

@@ -23,9 +23,10 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
+from gen.models.adapters.draft_models import RoutedLayer, openness, routed_model
 from gen.models.adapters.language_models import CausalLM
+from gen.models.nets.draft_heads.layer_maps import Routers
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.router import RoutedLayer, Routers, openness, routed_model
 
 LENGTH, LAYERS, WRONG = 8, 4, 1e-3
 speculative = registry.get("sampler", "speculative")

@@ -18,9 +18,8 @@ from gen.models.adapters.slot_cache import SlotCache
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.autoregressive import _NoDrafts
 from gen.samplers.engine.causal_loop import decode_causal
-from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.slots import BatchSlots
-from gen.samplers.engine.step_context import tree_positions
+from gen.samplers.engine.draft import tree_positions
+from gen.samplers.engine.rows import BatchSlots, RowStore
 
 V, LENGTH, EXACT = 24, 12, 1e-9
 NET = small_llama(V)
@@ -159,9 +158,9 @@ class Reading(_NoDrafts):
         super().__init__()
         self.states = []
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         self.states.append(output.hidden_states)
-        return super().verify(step, output)
+        return super().verify(step, draft, output)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
@@ -213,24 +212,27 @@ def decode_forked(scale: float, fork_at: int | None, prune_at: int | None = None
     of, rng = target(scale), CounterRNG([3, 14, 15])
     store = RowStore()
     slots = BatchSlots(of, followers=[store])
-    store.register("tokens", 0, torch.zeros(3, LENGTH, dtype=torch.long))
-    draws = slots.rng(rng)
+    store["tokens"] = torch.zeros(3, LENGTH, dtype=torch.long)
+    branches = np.zeros(3, dtype=np.int64)
+    draws = rng.of_branches(slots.items, branches)
     last = torch.zeros(3, 1, dtype=torch.long)
     for n in range(LENGTH):
-        change = None
+        row = None
         if n == fork_at:
-            change = slots.fork(np.array([False, True, True]), 3)
+            row, branches = np.array([0, 1, 1, 1, 2, 2, 2]), np.array([0, 0, 1, 2, 0, 1, 2])
         if n == prune_at:
-            change = slots.prune(slots.branches == 1)
-        if change is not None:
-            last, draws = change.follow(last), slots.rng(rng)
+            row = (branches != 1).nonzero()[0]
+            branches = branches[row]
+        if row is not None:
+            last = slots.continue_as(row, slots.items[row]).follow(last)
+            draws = rng.of_branches(slots.items, branches)
         rows = torch.arange(len(slots))
         positions = torch.full((len(slots), 1), n)
         logprobs = of.predict(last, positions).logprobs
         on = torch.ones_like(positions, dtype=torch.bool)
         last = draws.categorical(logprobs, rows, positions, "token", None, on)
         store["tokens"][:, n] = last[:, 0]
-    return store["tokens"], list(zip(slots.items.tolist(), slots.branches.tolist(), strict=True))
+    return store["tokens"], list(zip(slots.items.tolist(), branches.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
@@ -253,14 +255,6 @@ def test_pruned_rows_leave_and_the_others_go_on(scale):
     assert rows == [name for name in names if name[1] != 1]
     for row, name in zip(tokens, rows, strict=True):
         assert torch.equal(row, forked[names.index(name)])
-
-
-def test_a_row_forked_twice_has_new_branches_every_time():
-    slots = BatchSlots(target(1.0))
-    slots.fork(np.array([True, False, False]), 2)
-    slots.fork(np.array([True, True, False, False]), 2)
-    assert slots.items.tolist() == [0, 0, 0, 0, 1, 2]
-    assert slots.branches.tolist() == [0, 2, 1, 3, 0, 0]
 
 
 @pytest.mark.parametrize("what", ["cache", "rng"])

@@ -23,6 +23,9 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
+from gen.models.nets.draft_heads.predictors import FEATURES, SelectorNet, times_of
+from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.models.targets.trained_predictors import COSTS, SELECTOR, selector_facts
 from gen.pipeline.pipeline import load
 from gen.recipes.tree_selector import (
     QUICK,
@@ -30,24 +33,15 @@ from gen.recipes.tree_selector import (
     Rounds,
     SelectorPlan,
     best_rate,
+    budgeted_actions,
     expected_tokens,
     main,
     recorded,
     trained,
 )
 from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trained import DrafterFacts, write_drafter
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.causal.shapes.selected import (
-    COSTS,
-    FEATURES,
-    KIND,
-    Selected,
-    SelectorNet,
-    budgeted_actions,
-    facts_of,
-    times_of,
-)
+from gen.samplers.causal.shapes.selected import Selected
 
 ACTIONS = ((1, 0, 0), (2, 0, 0), (0, 2, 1), (1, 2, 1), (0, 2, 2))
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
@@ -310,8 +304,8 @@ def written(tmp_path, change=None) -> str:
     of = pipe.target(sampler, sampling, items)
     small = load("text", "text-draft")
     draft = small.target(sampler, sampling, small.plan(TASKS[:1]))
-    facts = facts_of(of, "model", draft, ACTIONS, [1.0] * len(COSTS), 32)
-    assert isinstance(facts, DrafterFacts) and facts.kind == KIND
+    facts = selector_facts(of, "model", draft, ACTIONS, [1.0] * len(COSTS), 32)
+    assert isinstance(facts, DrafterFacts) and facts.kind == SELECTOR
     write_drafter(tmp_path, facts, SelectorNet(len(ACTIONS)).state_dict())
     if change:
         config = json.loads((tmp_path / "config.json").read_text())

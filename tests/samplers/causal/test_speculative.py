@@ -20,8 +20,8 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
+from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.engine.tree import Tree
 from gen.samplers.verifiers import base as verifiers
 from gen.samplers.verifiers.base import Block, Token
 
@@ -124,11 +124,10 @@ def test_control_drafts_from_another_distribution_than_the_stored_one(monkeypatc
     """Drawn at temperature 0.5, claimed to be drawn at 1."""
 
     def draw(self, step, column, sampling, active):
-        self.distributions.append(sampling)
         sharper = (2 * sampling).log_softmax(-1)[:, None]
         return step.categorical(sharper, "draft", active[:, None], column)[:, 0]
 
-    monkeypatch.setattr(drafting.IdChain, "draw", draw)
+    monkeypatch.setattr(drafting.ModelDrafter, "draw", draw)
     assert (
         error(
             speculative(verifier=verifier, num_speculative_tokens=2),
@@ -169,9 +168,8 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
     def propose(self, step, tokens, _true=drafting.ModelDrafter.propose):
         draft = _true(self, step, tokens)
         drafts, drafted = draft.tokens, draft.exists
-        # the last step may have no room for drafts: what is stored then is of the step before
-        for i, logprobs in enumerate(self.chain.distributions[: drafted.shape[1]]):
-            drafted[:, i] &= logprobs.gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
+        for i in range(drafted.shape[1]):
+            drafted[:, i] &= draft.logq[:, i].gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
         return draft
 
     monkeypatch.setattr(drafting.ModelDrafter, "propose", propose)
@@ -245,7 +243,7 @@ def test_chains_of_one_draft_are_judged_alike_whatever_distribution_it_came_from
     uniform = (q * 0).log_softmax(-1)
     for drawn_from, logq in ((q, q), (uniform, uniform), (uniform, None)):
         tokens = step.categorical(drawn_from, "draft", drafted)
-        drafts = Tree.chain(tokens, drafted, logq)
+        drafts = Draft(tokens, drafted, logq)
         one, other = (v.verify(step, drafts, p) for v in (Token(), Block()))
         assert torch.equal(one.num_accepted, other.num_accepted)
         assert torch.equal(one.tokens, other.tokens) and 0 < int(one.num_accepted.sum()) < 300

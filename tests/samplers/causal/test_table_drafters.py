@@ -25,7 +25,7 @@ from gen.samplers.causal.drafters.context import NONE, Context, Text, prompt_tok
 from gen.samplers.causal.drafters.suffix import SuffixNodes
 from gen.samplers.causal.drafters.trimmed import read_table, write_table
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.rows import RowStore
+from gen.samplers.engine.rows import RowStore, SlotChange
 
 # prompts of the closed-form models say tokens of their outputs
 WORDS = torch.full((23,), NONE)
@@ -159,7 +159,10 @@ def test_control_a_table_that_outlives_its_item_changes_the_next_one(monkeypatch
     sampler = preset("token_recycling", verifier="recursive")
     whole = run(sampler)
     assert torch.equal(run(sampler, rows=2).tokens, whole.tokens)
-    monkeypatch.setattr(RowStore, "reset", lambda *args: None)
+    follow = RowStore.follow
+    monkeypatch.setattr(
+        RowStore, "follow", lambda self, change: follow(self, SlotChange(change.source))
+    )
     assert not torch.equal(run(sampler, rows=2).tokens, whole.tokens)
 
 

@@ -32,9 +32,10 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.drafters.exit import exit_layer, exit_model
-from gen.samplers.causal.drafters.head_networks import MedusaHeads
-from gen.samplers.causal.drafters.heads import HeadNodes, projection
+from gen.models.adapters.draft_models import exit_layer, exit_model
+from gen.models.nets.draft_heads.heads import MedusaHeads
+from gen.models.targets.trained_drafters import projection
+from gen.samplers.causal.drafters.heads import HeadNodes
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
@@ -86,10 +87,10 @@ def test_control_drafts_of_another_distribution(tmp_path, monkeypatch, name):
     """Claims the distribution of no drafter, whatever the drafts were drawn from."""
     verify = NodeDrafter.verify
 
-    def claimed(self, step, output):
-        if self.tree is not None:
-            self.tree.logq = torch.where(self.tree.logq.isneginf(), -torch.inf, -math.log(3))
-        return verify(self, step, output)
+    def claimed(self, step, draft, output):
+        if draft.logq is not None:
+            draft.logq = torch.where(draft.logq.isneginf(), -torch.inf, -math.log(3))
+        return verify(self, step, draft, output)
 
     weights = write(name, target(4, 3), tmp_path)
     monkeypatch.setattr(NodeDrafter, "verify", claimed)

@@ -27,7 +27,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.static import Branching
-from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from gen.samplers.engine.draft import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.follow import Follow
 from gen.samplers.verifiers.tree import TreeVerifier, node
 
@@ -112,9 +112,8 @@ def spoil(monkeypatch, change):
 
     def spoilt(self, step, tokens):
         draft = propose(self, step, tokens)
-        if self.tree is not None:
-            change(self.tree)
-            draft.exists = self.tree.exists
+        if draft.tokens.shape[1]:
+            change(draft)
         return draft
 
     monkeypatch.setattr(NodeDrafter, "propose", spoilt)

@@ -15,7 +15,8 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict, decode_causal
+from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine.draft import Draft, Verdict
 
 ITEMS, POSITIONS = 5, 11
 KEYS = [3, 14, 15, 92, 65]
@@ -46,10 +47,10 @@ class OracleTree(Drafter):
         first = torch.tensor([self.parents.index(p) == i for i, p in enumerate(self.parents)])
         drafts = torch.where(first | (at % 4 == 3), (right + 1) % 20, right)
         exists = torch.ones(b, length, dtype=torch.bool)
-        self.draft = Draft(drafts, exists, torch.tensor(self.parents).expand(b, -1))
+        self.draft = Draft(drafts, exists, parents=torch.tensor(self.parents).expand(b, -1))
         return self.draft
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         ids = step.categorical(output.logprobs, "token", step.valid, shared=True)
         b, length = self.draft.tokens.shape
         path, tokens = torch.zeros(b, length, dtype=torch.long), ids.clone()

@@ -153,11 +153,11 @@ def test_control_another_threshold_is_another_distribution():
 class Noted(MaskedWindow):
     """Window whose passes are noted."""
 
-    def verify(self, step, output):
+    def verify(self, step, draft, output):
         before = self.filled.clone()
         raw = output.raw().clone()
-        verdict = super().verify(step, output)
-        self.seen.append((step, self.draft, before, raw, verdict))
+        verdict = super().verify(step, draft, output)
+        self.seen.append((step, draft, before, raw, verdict))
         return verdict
 
 

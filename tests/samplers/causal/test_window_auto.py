@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +18,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.causal.drafters.model import IdChain, ModelDrafter
+from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine import window as auto_width
@@ -336,8 +335,8 @@ class ByValue(JacobiDrafter):
 
     def propose(self, step, tokens):
         draft = super().propose(step, tokens)
-        self.drafts.exists = draft.exists & (draft.tokens == 0).long().cumprod(1).bool()
-        return replace(draft, exists=self.drafts.exists)
+        draft.exists = draft.exists & (draft.tokens == 0).long().cumprod(1).bool()
+        return draft
 
 
 @pytest.mark.parametrize("coupling", ["fresh", "maximal", "gumbel_shared"])
@@ -356,7 +355,7 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_distribution():
     def decode(rng, context):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         lengths = drafting.AutoLength(ByHistory(3), 1)
-        return decode_causal(target, rng, ModelDrafter(draft, IdChain(TOKEN), lengths)).tokens
+        return decode_causal(target, rng, ModelDrafter(draft, TOKEN, lengths)).tokens
 
     found = enumerate_distribution(decode, CONTEXTS, rows=1)
     assert (

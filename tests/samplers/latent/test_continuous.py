@@ -21,7 +21,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import log_density, noise_size, walk
-from gen.samplers.engine.causal_loop import Verdict
+from gen.samplers.engine.draft import Verdict
 from gen.samplers.latent import continuous_speculative, path_verifiers
 from gen.samplers.latent.continuous_jacobi import LatentJacobiDrafter
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, align
@@ -150,7 +150,8 @@ def inverts_the_ratio(monkeypatch):
 def keeps_drafts_after_a_rejection(monkeypatch):
     """Every rejected draft is replaced by itself; those after it stay."""
 
-    def verify(self, step, drafts, drafted, sampling):
+    def verify(self, step, draft, sampling):
+        drafts, drafted = draft.tokens, draft.exists
         wrong = drafted & ~self.kept(step, drafted, sampling)
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         if bool(wrong.any()):

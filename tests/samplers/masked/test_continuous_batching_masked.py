@@ -29,8 +29,7 @@ from gen.models.targets.latent import MaskedLatentTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.pipeline.lengths import draw_lengths
 from gen.pipeline.pipeline import TURNS, load
-from gen.samplers.engine.rows import RowSelection, RowStore
-from gen.samplers.engine.slots import BatchSlots, SlotChange
+from gen.samplers.engine.rows import BatchSlots, RowStore, SlotChange
 from gen.samplers.masked.chains import chain as marginal_orders
 
 GRID, T, V, MASK, N = (2, 5), 10, 12, 11, 9  # ids 0-7 are tokens, 8-10 words of conditions
@@ -346,11 +345,11 @@ def test_the_callback_speaks_of_all_items(name):
 
 def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
     memory, start = RowStore(), torch.full((3,), -1)
-    second = RowSelection(np.array([False, True, False]))
-    others = RowSelection(np.array([True, False, True]))
+    second = SlotChange(fresh=np.array([False, True, False]))
+    others = SlotChange(fresh=np.array([True, False, True]))
     assert torch.equal(memory.get("x", start), start) and memory.get("x") is None
     memory.update(x=torch.tensor([1, 2, 3]), y=torch.tensor([[1, 1], [2, 2], [3, 3]]))
-    memory.reset(second)
+    memory.follow(second)
     assert memory.get("x", start).tolist() == [1, -1, 3] and memory.get("y", start[:, None])[
         :, 0
     ].tolist() == [1, -1, 3]
@@ -358,8 +357,8 @@ def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
     assert memory.get("x", start).tolist() == [4, 5, 6] and memory.get("y", start[:, None])[
         :, 0
     ].tolist() == [1, -1, 3]
-    memory.reset(others)
-    memory.select(RowSelection(np.array([True, True, False])))
+    memory.follow(others)
+    memory.follow(SlotChange(np.array([0, 1])))
     assert memory.get("x", start[:2]).tolist() == [-1, 5] and memory.get("y", start[:2, None])[
         :, 0
     ].tolist() == [-1, -1]
@@ -386,8 +385,8 @@ def test_nobody_sits_who_has_nothing_to_fill():
     assert slots.retire(np.array([False, False])) is None
     change = slots.retire(np.array([True, True]))
     assert slots.rows.tolist() == [5] == slots.items.tolist()
-    assert change.replaced.mask.tolist() == [True, False] == change.kept.mask.tolist()
-    assert target.seen[-1] == [True, False] == follower.seen[-1]
+    assert change.source.tolist() == [0] and change.fresh.tolist() == [True]
+    assert target.seen[-2:] == [[0], ([True], [5])] == follower.seen[-2:]
     slots.retire(np.array([True]))
     assert not len(slots.rows)
 
@@ -397,7 +396,10 @@ def test_nobody_sits_who_has_nothing_to_fill():
 )
 def test_control_parts_that_remember_another_item_are_found(name, monkeypatch):
     assert same(name, decode(name, at_most=2)[0])
-    monkeypatch.setattr(RowStore, "reset", lambda self, rows: None)
+    follow = RowStore.follow
+    monkeypatch.setattr(
+        RowStore, "follow", lambda self, change: follow(self, SlotChange(change.source))
+    )
     assert not same(name, decode(name, at_most=2)[0])
 
 
@@ -407,7 +409,7 @@ def test_control_steps_that_go_on_counting_are_found(name, monkeypatch):
 
     def forgetful(self, done):
         change = retire(self, done)
-        return change and SlotChange(None, change.kept)
+        return change and SlotChange(change.source)
 
     monkeypatch.setattr(BatchSlots, "retire", forgetful)
     assert not same(name, decode(name, at_most=2)[0])

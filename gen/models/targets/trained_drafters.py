@@ -10,20 +10,23 @@ badly without a word, so that it is refused. ``gen.recipes.drafters`` writes suc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
+from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import SharedModel
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
+
+Net = TypeVar("Net", bound=nn.Module)
 
 MODEL_TYPE = "gen_drafter"
 # what the config of a draft model that was trained for one target calls its facts
@@ -210,20 +213,67 @@ def language_model(target: CausalTarget, method: str) -> SharedModel:
     return target.model
 
 
-def require_one_width(model: SharedModel, method: str) -> int:
-    """Return the channels of a model's embeddings, which are those that its head reads.
+def projection(target: CausalTarget, method: str) -> Tensor:
+    """Return the weights [V, D] by which the target makes logits of its last hidden states."""
+    return language_model(target, method).output_weight[: target.legal.shape[-1]]
+
+
+def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
+    """Load the weights of a drafter's network.
 
     Args:
-        model: the target's model.
-        method: name of the drafter, for messages.
+        net: the network, which is changed.
+        weights: its parameters by name; the network takes their device and dtype.
+        kind: kind of the drafter, for messages.
 
     Raises:
-        GenError: the embeddings are of another width than what the head reads.
+        GenError: names or shapes are not those of the network.
     """
-    width, read = model.input_embeddings.weight.shape[1], model.output_weight.shape[1]
-    if width != read:
+    wanted = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    came = {name: tuple(w.shape) for name, w in weights.items()}
+    wrong = [name for name in {**wanted, **came} if wanted.get(name) != came.get(name)]
+    if wrong:
+        name = wrong[0]
         raise GenError(
-            f"the drafter {method} needs embeddings as wide as what the head reads, and the model"
-            f" has {width} and {read} channels"
+            f"the weights of the {kind} drafter have {name} of shape {came.get(name)}; expected"
+            f" {wanted.get(name)}"
         )
-    return width
+    like = next(iter(weights.values()))
+    net.to(like.device, like.dtype)
+    net.load_state_dict(weights, strict=False)  # tied weights come once
+    return net.eval()
+
+
+def unfiltered(sampling: SamplingParams) -> SamplingParams:
+    """Return the temperature of sampling parameters without guidance and filters.
+
+    A drafter that is trained on the final distribution has learned those.
+    """
+    return SamplingParams(temperature=sampling.temperature)
+
+
+def altered_target(
+    folder: str | None,
+    kind: str,
+    target: CausalTarget,
+    make: Callable[[SharedModel, Mapping[str, Any]], nn.Module],
+    alter: Callable[[SharedModel, Any, Mapping[str, Any]], SharedModel],
+) -> CausalTarget:
+    """Return the target of the model that drafts, with the temperature of the target alone.
+
+    Args:
+        folder: folder of the trained network.
+        kind: name of the drafter.
+        target: the model that is drafted for.
+        make: makes the network for a model and the arguments in the folder, without its weights.
+        alter: makes the model that has the network, from the same and the network.
+
+    Raises:
+        GenError: there is no such folder, it is of another drafter, model or distribution, or its
+            network is none of this model.
+    """
+    facts, weights = read_drafter(folder, kind, target)
+    model = language_model(target, kind)
+    network = checked_load(make(model, facts.net), weights, kind)
+    other = target.with_model(alter(model, network, facts.net))
+    return other.with_params(unfiltered(target.sampling))

@@ -1,6 +1,6 @@
 """Trunks of Hydra heads that see more than one slot: Clover's and Chimera's.
 
-Both draft from entries (``entry_layer``) and begin as the target's own head on the state of the
+Both draft from entries (``entries``) and begin as the target's own head on the state of the
 last slot. With e_t the embedding of token t, h_s the target's state that token s + 1 was drawn
 from, and f_k the feature of depth k behind the root s:
 
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.samplers.causal.drafters.entry_layer import (
+from gen.models.nets.draft_heads.entries import (
     Entries,
     EntryLayer,
     TransformerBlock,

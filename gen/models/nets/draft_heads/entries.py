@@ -28,6 +28,11 @@ class Entries:
     value: Tensor
     feature: Tensor
 
+    @property
+    def cache(self) -> Tensor:
+        """Keys and values, [B, L, 2, H, d]."""
+        return torch.stack([self.key, self.value], 2)
+
 
 class EntryLayer(nn.Module):
     """Layer that drafts from entries. Calling it runs all unrolls of training; see ``forward``.
@@ -179,6 +184,18 @@ def last_tokens(embedded: Tensor, count: int) -> Tensor:
     """
     moved = [later(embedded, back)[:, 1:] for back in reversed(range(count))]
     return torch.cat(moved, -1)
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Let queries [n, L, H, d] attend to keys and values [n, S, H, d] that are seen, bool
+    [n, L, S].
+
+    Returns:
+        [n, L, H, d]; anything for a query that sees nothing.
+    """
+    mask = (seen | ~seen.any(-1, keepdim=True))[:, None]
+    q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
+    return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2)
 
 
 def unrolled_attention(made: list[Entries]) -> Tensor:

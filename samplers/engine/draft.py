@@ -13,7 +13,8 @@ a q wrongly changes the distribution of what is committed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -34,36 +35,72 @@ NOTHING_DRAWN = (RANKS, POSITION)  # given the noise of positions
 NODE = 1 << 32  # added to the position per node: nodes of one position have noise of their own
 
 
-@dataclass
-class Tree:
-    """Tree of L drafts for each of b rows.
+class Draft:
+    """L drafts of each of b rows: a chain, or a tree.
 
-    Attributes:
-        tokens: drafts, long [b, L].
-        exists: drafts that a row has, bool [b, L].
-        parents: column of each draft's parent, -1 for the root, long [b, L].
-        depth: depth of each draft, 1 for a child of the root, long [b, L].
+    Column j follows column ``parents[j]``, or the root, which is the last committed token. A parent
+    stands before its children, and siblings stand in the order in which they were drawn.
+
+    Args:
+        tokens: drafts, long [b, L], or latents [b, L, C].
+        exists: drafts that a row has, bool [b, L]; of a chain its first few.
         logq: distribution that each draft was drawn from, given its earlier siblings:
             log-probabilities [b, L, V]. None where all were chosen, whose q are point masses.
-        is_chain: whether every draft follows the one before it.
+        parents: column of each draft's parent, -1 for the root, long [b, L]. None for a chain,
+            whose parent is the column before.
+        depth: depth of each draft, 1 for a child of the root, long [b, L]; None to count it.
+        is_chain: whether the columns follow each other; None where ``parents`` says so.
         guessed: drafts of a chain that no model made, whose q says nothing of what comes, bool [b,
             L]; None for none of them.
-        failed: drafts whose model gave no distribution, bool [b, L]; None if nobody looked.
+        failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
+        num_drafts: number of drafts; the columns behind them are mask tokens, which give
+            distributions and are never accepted. None where all columns are drafts.
+        positions: grid positions at which the tokens stand, long [b, L], of a model whose
+            distribution at a column is about the column's own position, such as one at mask tokens.
+            Columns that a row has not come last. None means that every token stands before the
+            position that its column's distribution is about, by its depth.
     """
 
-    tokens: Tensor
-    exists: Tensor
-    parents: Tensor
-    depth: Tensor
-    logq: Tensor | None = None
-    is_chain: bool = False
-    guessed: Tensor | None = None
-    failed: Tensor | None = None
+    def __init__(
+        self,
+        tokens: Tensor,
+        exists: Tensor,
+        logq: Tensor | None = None,
+        *,
+        parents: Tensor | None = None,
+        depth: Tensor | None = None,
+        is_chain: bool | None = None,
+        guessed: Tensor | None = None,
+        failed: Tensor | None = None,
+        num_drafts: int | None = None,
+        positions: Tensor | None = None,
+    ):
+        self.tokens, self.exists, self.logq = tokens, exists, logq
+        self.is_chain = parents is None if is_chain is None else is_chain
+        self.guessed, self.failed = guessed, failed
+        self.num_drafts, self.positions = num_drafts, positions
+        if parents is not None:
+            self.parents = parents
+        if depth is not None:
+            self.depth = depth
 
-    @staticmethod
-    def chain(tokens: Tensor, exists: Tensor, logq: Tensor | None, **more: Tensor) -> Tree:
-        """Make the tree whose columns follow each other; its first few exist."""
-        return _Chain(tokens, exists, logq, **more)
+    @classmethod
+    def none(cls, tokens: Tensor, exists: Tensor) -> Draft:
+        """Make a draft without a column, of rows like ``tokens`` [b, T(, C)] and ``exists``."""
+        return cls(tokens[:, :0], exists[:, :0])
+
+    @cached_property
+    def parents(self) -> Tensor:
+        """Columns of the parents, long [b, L]; of a chain they are made when somebody asks."""
+        batch, length = self.tokens.shape[:2]
+        return torch.arange(-1, length - 1, device=self.tokens.device).expand(batch, -1)
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """Depths of the drafts, long [b, L]."""
+        if self.is_chain:
+            return self.parents + 2
+        return tree_positions(torch.zeros_like(self.parents[:, 0]), self.parents)[:, 1:]
 
     def log_mass(self) -> Tensor:
         """Look up log q of the drafts themselves, [b, L]."""
@@ -85,7 +122,7 @@ class Tree:
             return point(like, columns_of(self.tokens, columns))
         return columns_of(self.logq, columns).to(like.dtype)
 
-    def select(self, columns: Tensor) -> Tree:
+    def select(self, columns: Tensor) -> Draft:
         """Take some columns of each row, long [b, n]: in their order, with all their ancestors."""
         row = torch.arange(len(columns), device=columns.device)[:, None]
         new_column = torch.full_like(self.parents, -1)
@@ -95,9 +132,9 @@ class Tree:
         tokens, exists, depth = (x[row, columns] for x in (self.tokens, self.exists, self.depth))
         logq = None if self.logq is None else self.logq[row, columns]
         failed = None if self.failed is None else self.failed[row, columns]
-        return Tree(tokens, exists, parents, depth, logq, failed=failed)
+        return Draft(tokens, exists, logq, parents=parents, depth=depth, failed=failed)
 
-    def merged(self) -> Tree:
+    def merged(self) -> Draft:
         """Let the children of equal siblings follow the first of these.
 
         Siblings that were drawn with replacement may be equal: they are one context, whose drafts
@@ -112,7 +149,9 @@ class Tree:
             if not may_be_any(follow != parents):
                 break
             parents = follow
-        return replace(self, parents=parents)
+        merged = copy(self)
+        merged.parents = parents
+        return merged
 
     def path(self, last: Tensor) -> Tensor:
         """List the columns from the root to a draft of each row.
@@ -140,25 +179,36 @@ class Tree:
         return torch.where(column < 0, 0, depth)
 
 
-class _Chain(Tree):
-    """Chain of drafts; parents and depths are made when something asks for them."""
+@dataclass
+class Verdict:
+    """Outcome of verifying a draft.
 
-    def __init__(self, tokens: Tensor, exists: Tensor, logq: Tensor | None, **more: Tensor):
-        self.tokens, self.exists, self.logq, self.is_chain = tokens, exists, logq, True
-        self.guessed, self.failed = more.get("guessed"), more.get("failed")
+    Attributes:
+        num_accepted: accepted drafts, long [b]; with ``path``, columns whose keys are kept.
+        tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
+            follows them: the recovered token after a rejection, else the bonus token.
+        path: numbers of the accepted drafts of a tree, from the root on, long [b, L]; None for a
+            chain, whose accepted drafts are its first ones.
+        num_committed: tokens to commit, 0 or more, long [b], of a method that verifies no drafts;
+            None means the accepted drafts and the token that follows them.
+        columns: column of the forward pass that each token is from, long [b, W]; None means the
+            column with its number, or that of ``path``.
+    """
 
-    @cached_property
-    def _columns(self) -> Tensor:
-        length = self.tokens.shape[1]
-        return torch.arange(length, device=self.tokens.device).expand(len(self.tokens), -1)
+    num_accepted: Tensor
+    tokens: Tensor
+    path: Tensor | None = None
+    num_committed: Tensor | None = None
+    columns: Tensor | None = None
 
-    @cached_property
-    def parents(self) -> Tensor:
-        return self._columns - 1
-
-    @cached_property
-    def depth(self) -> Tensor:
-        return self._columns + 1
+    @property
+    def last_column(self) -> Tensor:
+        """Columns of the pass that the last tokens were drawn behind, long [b]: 0 for the root."""
+        column = self.num_accepted
+        if self.path is None:
+            return column
+        last = self.path.gather(1, (column - 1).clamp_min(0)[:, None])[:, 0]
+        return torch.where(column > 0, last + 1, 0)
 
 
 def columns_of(x: Tensor, columns: slice | Tensor) -> Tensor:
@@ -201,3 +251,20 @@ def node_positions(step: StepContext, depth: Tensor, columns: Tensor | int) -> T
     if isinstance(columns, int):
         columns = torch.arange(columns, columns + depth.shape[1], device=depth.device)
     return step.start[:, None] + depth - 1 + (columns + 1) * NODE
+
+
+def tree_positions(start: Tensor, parents: Tensor) -> Tensor:
+    """Number the grid positions of a tree's columns by their depth.
+
+    Args:
+        start: committed tokens of each row, long [B].
+        parents: draft that each draft follows, long [B, L], -1 for the root; a parent stands
+            before its children.
+
+    Returns:
+        Positions whose distributions follow the root and each draft, long [B, L + 1].
+    """
+    depth = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=start.device)
+    for column in range(parents.shape[1]):
+        depth[:, column + 1] = depth.gather(1, parents[:, column, None] + 1)[:, 0] + 1
+    return start[:, None] + depth

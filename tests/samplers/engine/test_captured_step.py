@@ -1,0 +1,82 @@
+"""Whole steps that are recorded once and replayed decode what steps without a record do.
+
+Tensors say that they lie on an accelerator (``host_waits``), so a step takes the ways that it takes
+there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragged_prompts import V, decode_ragged
+from recording import recorded
+from small_llama import small_llama
+
+from gen.bench.estimate.host_waits import HostWaits
+from gen.models.adapters.captured import captured_forward
+from gen.models.adapters.language_models import CausalLM
+from gen.samplers.causal import autoregressive
+
+STEPS = ["autoregressive"]
+
+
+@pytest.fixture(scope="module")
+def net():
+    return small_llama(V, layers=2)
+
+
+def decode(net, spec, rows: int = 5):
+    """Decode as usual, and from recorded steps: both outputs, and the recorder."""
+    want, meter = decode_ragged(CausalLM(net), spec, rows), HostWaits()
+    adapter = CausalLM(net)
+    captured = captured_forward(adapter, recorded(meter))
+    with meter:
+        got = decode_ragged(adapter, spec, rows)
+    return want, got, captured.recorder
+
+
+@pytest.mark.parametrize("spec", STEPS, ids=str)
+def test_steps_are_recorded_once_and_decode_the_same_tokens(net, spec):
+    want, got, recorder = decode(net, spec)
+    assert torch.equal(got.tokens, want.tokens)
+    assert [s.nfe for s in got.stats] == [s.nfe for s in want.stats]
+    assert not recorder.reads
+    most = max(s.nfe for s in got.stats)  # all but the first, which computes the prompts
+    assert recorder.replays == most - 1 and recorder.traces <= 3  # rows, a half, a quarter
+
+
+def test_control_a_step_that_reads_a_value_is_caught(net, monkeypatch):
+    verify = autoregressive._NoDrafts.verify
+
+    def reads(self, step, draft, output):
+        step.round.add_(output.logprobs.argmax().item() * 0)
+        return verify(self, step, draft, output)
+
+    monkeypatch.setattr(autoregressive._NoDrafts, "verify", reads)
+    with pytest.raises(RuntimeError, match="get value out of a tracing tensor"):
+        decode(net, "autoregressive")
+
+
+def test_control_a_step_that_freezes_a_value_decodes_other_tokens(net, monkeypatch):
+    verify = autoregressive._NoDrafts.verify
+
+    def frozen(self, step, draft, output):
+        first = int(step.start.numpy()[0])  # which a trace does not notice
+        output.logprobs[..., first % V] = -torch.inf
+        return verify(self, step, draft, output)
+
+    monkeypatch.setattr(autoregressive._NoDrafts, "verify", frozen)
+    want, got, recorder = decode(net, "autoregressive")
+    assert recorder.reads and not torch.equal(got.tokens, want.tokens)
+
+
+def test_control_a_drafter_that_reads_the_hosts_numbers_is_refused(net, monkeypatch):
+    verify = autoregressive._NoDrafts.verify
+
+    def reads(self, step, draft, output):
+        assert step.starts.min() >= 0
+        return verify(self, step, draft, output)
+
+    monkeypatch.setattr(autoregressive._NoDrafts, "verify", reads)
+    with pytest.raises(AttributeError, match="NoneType"):
+        decode(net, "autoregressive")
