@@ -8,7 +8,6 @@ with them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.params import subset
 from gen.core.registry import registry
 from gen.models.targets.base import StepOutput, Target
 from gen.samplers.engine.causal_loop import Drafter
@@ -184,7 +184,4 @@ def part_params(sampler: Any, kind: str, name: str) -> Any:
         The declared dataclass; None for a part without parameters.
     """
     declared = registry.params_of(kind, name)
-    if declared is None:
-        return None
-    values, names = vars(sampler), [f.name for f in dataclasses.fields(declared)]
-    return declared(**{name: values[name] for name in names if name in values})
+    return None if declared is None else subset(declared, vars(sampler))
