@@ -27,8 +27,9 @@ from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.samplers.causal.speculative import Speculative
 from gen.samplers.engine.draft import RANKS
+from gen.samplers.verifiers.base import Verifier
 from gen.samplers.verifiers.bounds import optimal_acceptance
-from gen.samplers.verifiers.tree import TreeVerifier, node
+from gen.samplers.verifiers.trees import node
 
 QUOTING = ("copy", "insert", "remove", "replace")  # tasks whose answer repeats their prompt
 NODES = 4000
@@ -54,7 +55,7 @@ class MeasuredSpeculative(Speculative):
         object.__setattr__(self, "visits", visits)
         super().__init__(**params)
 
-    def make_verifier(self) -> TreeVerifier:
+    def make_verifier(self) -> Verifier:
         rule, sampler = self.parts.verifier, self
 
         class Noted(rule):

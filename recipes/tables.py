@@ -29,8 +29,7 @@ from gen.modalities.speech import synth as spoken
 from gen.modalities.video import captions as moving
 from gen.models.load.locate import locate
 from gen.pipeline.pipeline import Pipeline
-from gen.samplers.causal.initialisers.context_table import choose_offsets
-from gen.samplers.causal.initialisers.table import write_table
+from gen.samplers.causal.initialisers.table import choose_offsets, write_table
 from gen.tokenizers.image.vq import VQ
 
 CONDITIONS: dict[str, Callable[..., Sequence[Any]]] = {

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from gen.core.method import Limit, presets
 from gen.core.params import Rule, choice, number, param, part
 from gen.core.registry import register
@@ -32,7 +30,7 @@ from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, width_of
-from gen.samplers.verifiers.base import PositionVerifier
+from gen.samplers.verifiers.base import Token
 
 REPLACE = "replace"  # of ``redraft``
 ASKING = "init.needs_draft_model"  # initialisers that ask a draft model
@@ -184,7 +182,7 @@ class SpeculativeJacobi(CausalSampler):
         self,
         target: CausalTarget,
         draft: CausalTarget | None,
-        verifier: PositionVerifier | None = None,
+        verifier: Token | None = None,
         window: int | AutoWidth | None = None,
     ) -> JacobiDrafter:
         """Make the drafter of one call.
@@ -199,15 +197,12 @@ class SpeculativeJacobi(CausalSampler):
         coupling = self.parts.coupling(*(() if verifier is None else (verifier,)))
         if isinstance(coupling, Fresh):
             coupling.keep_threshold = self.keep_threshold
-        dtype = torch.float64 if target.model.dtype == torch.float64 else torch.float32
-        parts = (coupling, init, target.space, target.legal, self.trend, dtype)
         if self.tree_width > 1:
             chain = int(self.window) - num_siblings(self.tree_width, self.tree_levels)
-            tree = self.tree_width, self.tree_levels
-            return ProactiveDrafter(tree, min(chain, target.length), *parts)
-        return JacobiDrafter(
-            width_of(self.window, self, target) if window is None else window, *parts
-        )
+            chain, tree = min(chain, target.length), (self.tree_width, self.tree_levels)
+            return ProactiveDrafter(tree, target, chain, coupling, init, self.trend)
+        window = width_of(self.window, self, target) if window is None else window
+        return JacobiDrafter(target, window, coupling, init, self.trend)
 
     def make_drafter(self, target, draft):
         return self.window_drafter(target, draft)

@@ -28,8 +28,8 @@ class JacobiDrafts(DraftSource):
     """Drafts with the model's own previous iterate. Parameters: ``coupling``, ``window``,
     ``init``."""
 
-    width = "window"
-    params = ("coupling", "window", "init")
+    size_param = "window"
+    reads = ("coupling", "window", "init")
     shapes = False
 
     @classmethod

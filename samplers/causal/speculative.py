@@ -19,6 +19,8 @@ temperature 0 all of them give the argmax tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gen.core.errors import GenError, bad_value
 from gen.core.method import method
 from gen.core.params import Params, Rule, param, part
@@ -26,13 +28,12 @@ from gen.core.registry import register
 from gen.core.sampler import PartSampler, draft_models
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
-from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
+from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
 from gen.samplers.causal.shapes.base import MOST_NODES
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS
-from gen.samplers.engine.window import AUTO, auto_width
+from gen.samplers.engine.window import AUTO, LADDER, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -89,9 +90,9 @@ class Speculative(PartSampler, DraftsWithModel):
         ),
         Rule(
             "drafter",
-            lambda s: all(name in vars(s) for name in s.parts.drafter.params),
+            lambda s: all(name in vars(s) for name in s.parts.drafter.reads),
             lambda s: (
-                f"one that does not read {', '.join(s.parts.drafter.params)}; speculative has no"
+                f"one that does not read {', '.join(s.parts.drafter.reads)}; speculative has no"
                 " such parameters, speculative_jacobi and relaxed_acceptance have"
             ),
         ),
@@ -226,15 +227,15 @@ class Speculative(PartSampler, DraftsWithModel):
             return self.parts.drafter.make(self, target, draft, verifier)
         kind, params = self.parts.shape, self.shape_params
         if self.has_auto_budget:
-            auto = auto_width(self, target, 1 + most_nodes(kind, params))
-            shape = AutoShape(kind, params, auto)
+            most = kind(replace(params, nodes=LADDER[-1] - 1)).nodes
+            shape = kind(params, auto_width(self, target, 1 + most))
         elif kind is Chain:
             shape = Chain(None, int(self.num_speculative_tokens))
         else:
             shape = kind(params)
         shape.attach(self, target, draft)
-        nodes = self.parts.drafter.nodes(self, target, draft)
+        nodes, vocab = self.parts.drafter.of(self, target, draft), None
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
-            nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
-        return NodeDrafter(nodes, shape, self.way_to_draw(), verifier)
+            vocab = DraftVocab(target, self.draft_vocab, table)
+        return NodeDrafter(nodes, shape, self.way_to_draw(), verifier, vocab)

@@ -38,7 +38,7 @@ from gen.core.params import Rule, integer, number, param
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel, ModelDrafter
-from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import LengthPolicy
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO

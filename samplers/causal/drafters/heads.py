@@ -33,14 +33,14 @@ from gen.models.nets.draft_heads.heads import DraftHeads
 from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import language_model, projection, unfiltered
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 
 
-class DepthNodes(Nodes):
+class DepthNodes(DraftSource):
     """Distributions of all depths at once, which know nothing of the drafts between.
 
     Attributes:
@@ -55,7 +55,7 @@ class DepthNodes(Nodes):
         return torch.where((depth < deepest)[..., None], found, -torch.inf)
 
 
-class StateNodes(Nodes):
+class StateNodes(DraftSource):
     """Distributions of a trained network that reads what the target has computed.
 
     Args:

@@ -79,7 +79,7 @@ class ExactSpeculative(ChainSampler):
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)
         column = accepted.clamp_max(step.valid.shape[1] - 1)
-        tokens = recovered(step, column, rejected, residual(column))[:, 0]
+        tokens = recovered(step, column, rejected, residual())[:, 0]
         return accepted, torch.where(rejected, tokens, -1)
 
 

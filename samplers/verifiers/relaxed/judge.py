@@ -86,12 +86,13 @@ class Judge(Relaxed):
     def decide(self, step, tree, logp):
         if not self.relaxation:
             return super().decide(step, tree, logp)
-        here = logp[:, : tree.tokens.shape[1]]
+        length = tree.tokens.shape[1]
+        here = logp[:, :length]
         right = self.right(step.hidden_states, here, tree.tokens)
         possible = draft_logp(tree, here) > -torch.inf
         chance = self.chance(tree, here).masked_fill(right & possible, 1.0)
-        kept = step.flip(chance, "accept", tree.exists) & tree.exists
-        return num_accepted(kept), lambda column: self.residual_at(tree, logp, column)
+        count = num_accepted(step.flip(chance, "accept", tree.exists) & tree.exists)
+        return count, lambda: self.residual_at(tree, logp, count.clamp_max(length - 1))
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
         """Judge the drafts of every row, bool [b, L].

@@ -18,7 +18,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters import superposed
-from gen.samplers.causal.drafters.superposed import SuperposedNodes
+from gen.samplers.causal.drafters.superposed import Superposed
 
 SHAPES = {
     "branching": {"shape": "branching", "branching": "2-1"},
@@ -59,8 +59,8 @@ def test_control_the_distribution_of_another_mixture(monkeypatch):
 
     class Wrong(superposed.Superposed):
         @classmethod
-        def nodes(cls, sampler, target, draft):
-            nodes = SuperposedNodes(sampler.draft_target(target, draft))
+        def of(cls, sampler, target, draft):
+            nodes = Superposed(sampler.draft_target(target, draft))
             learn = nodes.learn
 
             def claim(step, tree, output):

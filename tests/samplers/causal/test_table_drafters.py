@@ -21,10 +21,11 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.draft_table import count
-from gen.samplers.causal.drafters.context import NONE, Context, Text, prompt_tokens
-from gen.samplers.causal.drafters.suffix import SuffixNodes
+from gen.samplers.causal.drafters.suffix import Suffix
+from gen.samplers.causal.drafters.tables import Context, Text, prompt_tokens
 from gen.samplers.causal.drafters.trimmed import read_table, write_table
 from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowStore, SlotChange
 
 # prompts of the closed-form models say tokens of their outputs
@@ -222,13 +223,12 @@ def test_prompts_stand_right_before_the_output():
 
 def test_suffix_drafts_are_as_long_as_their_match():
     """Of one token one draft, of three tokens three."""
-    step = registry  # not read by the choice of a match
     for ids, most in (([1, 2, 3, 4, 9, 1], 1), ([1, 2, 3, 4, 5, 6, 9, 1, 2, 3], 3)):
         target = causal_target(TabularCausal(12), space_of((12,), 12), SamplingParams(), [0])
         params = registry.params_of("drafter", "suffix")()
-        nodes = SuffixNodes(target, params, 8)
+        nodes = Suffix(target, params, 8)
         nodes.text = text(ids)
-        nodes.weigh_root(step, nodes.text)
+        nodes.look(nodes.text)
         assert nodes.most.tolist() == [most]
 
 
