@@ -221,11 +221,10 @@ def check(sampler: Any) -> None:
     use, or its ``rules``. Raises ``GenError``."""
     for f in dataclasses.fields(sampler):
         check_field(f, getattr(sampler, f.name))
-    for name, kind in part_kinds(sampler).items():
-        chosen = getattr(sampler, name)
-        params = None if chosen is None else registry.params_of(kind, chosen)
+    for name in part_kinds(sampler):
+        params = params_of(sampler, name)
         if params is not None:
-            subset(params, vars(sampler)).check_chosen(name, chosen)
+            params.check_chosen(name, getattr(sampler, name))
     for rule in sampler.rules:
         if not rule.holds(sampler):
             raise rule.refusal(sampler)
@@ -265,9 +264,12 @@ def declared(kinds: Iterable[str]) -> dict[str, tuple[Field, list[tuple[str, str
     return found
 
 
-def subset(params: type[Params], values: Mapping[str, Any]) -> Any:
-    """Makes the parameters of one part from those of a sampler: those that it has, and the part's
-    own defaults of the others."""
+def params_of(sampler: Any, param: str) -> Any:
+    """Makes the parameters of the part that ``param`` names; see ``Sampler.params_of``."""
+    chosen, values = getattr(sampler, param), vars(sampler)
+    params = None if chosen is None else registry.params_of(part_kinds(sampler)[param], chosen)
+    if params is None:
+        return None
     names = [f.name for f in dataclasses.fields(params)]
     return params(**{name: values[name] for name in names if name in values})
 

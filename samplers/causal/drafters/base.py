@@ -14,8 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.params import subset
-from gen.core.registry import registry
 from gen.models.targets.base import StepOutput, Target
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
@@ -165,19 +163,3 @@ class DraftSource(RowOwner):
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         """Learn the outcome of the step; see ``Drafter.observe``."""
-
-
-def part_params(sampler: Any, kind: str, name: str) -> Any:
-    """Make the parameters of a part: those that the sampler has, and the part's own defaults of the
-    others. A sampler that is not made of parts has few of them.
-
-    Args:
-        sampler: the sampler, with its parameters.
-        kind: kind of the part.
-        name: name of the part.
-
-    Returns:
-        The declared dataclass; None for a part without parameters.
-    """
-    declared = registry.params_of(kind, name)
-    return None if declared is None else subset(declared, vars(sampler))

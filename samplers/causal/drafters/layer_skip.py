@@ -25,7 +25,6 @@ from gen.core.registry import register
 from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
 from gen.models.adapters.protocols import LayeredModel
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafts
 
 
@@ -81,7 +80,7 @@ class _SomeLayers(ModelDrafts):
                 f" {type(model).__name__} has none; expected a causal language model of"
                 " transformers"
             )
-        plan = part_params(sampler, "drafter", cls.name).plan(model.num_layers)
+        plan = sampler.params_of("drafter").plan(model.num_layers)
         return target.with_model(model.with_layers(plan))
 
 

@@ -28,7 +28,7 @@ from gen.core.params import Params, choice
 from gen.core.registry import registry
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import RANKS, Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
@@ -187,7 +187,7 @@ class Table(DraftSource):
 
     @classmethod
     def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Table:
-        return cls(target, part_params(sampler, "drafter", sampler.drafter))
+        return cls(target, sampler.params_of("drafter"))
 
     @classmethod
     def check(cls, sampler: Any) -> None:
