@@ -20,7 +20,7 @@ from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.engine.window import AUTO, width_of
-from gen.samplers.verifiers.relaxed.base import Relaxed
+from gen.samplers.verifiers.base import Token
 
 
 @register("drafter", "jacobi")
@@ -99,7 +99,7 @@ class RelaxedAcceptance(DraftsWithModel):
         self._rule()  # which checks how much it relaxes
         self.parts.drafter.check(self)
 
-    def _rule(self) -> Relaxed:
+    def _rule(self) -> Token:
         rule = self.parts.verifier
         return rule() if self.relaxation is None else rule(self.relaxation)
 
