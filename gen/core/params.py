@@ -125,11 +125,6 @@ def integer(default: int, least: int = 0) -> Any:
     return param(default, int, least)
 
 
-def integer_or(default: int, word: str, least: int = 0) -> Any:
-    """Declares an integer of at least ``least``, or one word."""
-    return param(default, int, least, also=(word,))
-
-
 def number(default: float, least: float = 0.0, most: float = inf) -> Any:
     """Declares a finite number between ``least`` and ``most``, both included."""
     return param(default, float, least, most)
@@ -225,7 +220,13 @@ def check(sampler: Any) -> None:
         params = params_of(sampler, name)
         if params is not None:
             params.check_chosen(name, getattr(sampler, name))
-    for rule in sampler.rules:
+    require(sampler, sampler.rules)
+
+
+def require(sampler: Any, rules: Iterable[Rule]) -> None:
+    """Refuses a sampler with which a rule does not hold, the first such rule. Raises
+    ``GenError``."""
+    for rule in rules:
         if not rule.holds(sampler):
             raise rule.refusal(sampler)
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from gen.core.errors import GenError, bad_value
 from gen.core.method import method
-from gen.core.params import Rule, param, part
+from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
 from gen.core.sampler import PartSampler, draft_models
 from gen.samplers.causal.drafters.model import DraftsWithModel
@@ -148,7 +148,7 @@ class Speculative(PartSampler, DraftsWithModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.parts.drafter.check(self)
+        require(self, self.parts.drafter.rules)
         self.way_to_draw()
 
     @property

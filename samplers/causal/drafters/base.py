@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.params import Rule
 from gen.models.targets.base import StepOutput, Target
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
@@ -45,6 +46,7 @@ class DraftSource(RowOwner):
         several: whether it takes several draft models; ``draft`` is then a sequence of targets.
         is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
             the windows of Jacobi decoding can begin with as well.
+        rules: what must hold between the parameters of a sampler with this drafter.
         targets: draft models of the same items, whose rows follow the batch.
         hidden_layers: layers of the target whose hidden states ``read`` gets.
         nfe: forward passes of the draft models together, of every item; None without one.
@@ -58,6 +60,7 @@ class DraftSource(RowOwner):
     shapes: ClassVar[bool] = True
     several: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
@@ -67,10 +70,6 @@ class DraftSource(RowOwner):
     def is_timed(cls, sampler: Any) -> bool:
         """Says whether a clock decides how many drafts there are."""
         return bool(cls.size_param) and getattr(sampler, cls.size_param) == AUTO
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
 
     @classmethod
     def makes_chains(cls) -> bool:
