@@ -16,15 +16,13 @@ Guarantee: that of the verifier, whatever the plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.params import Params, integer, text
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
-from gen.models.adapters.protocols import LayeredModel
-from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import layered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
 
 
@@ -69,19 +67,10 @@ class _SomeLayers(ModelDrafts):
     """Drafts with some of the target's layers, by the plan of the part's parameters."""
 
     needs_draft_model = False
-    name = ""
 
     @classmethod
-    def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
-        model = target.model
-        if not isinstance(model, LayeredModel):
-            raise GenError(
-                f"the drafter {cls.name} needs a model whose layers can be left out, and"
-                f" {type(model).__name__} has none; expected a causal language model of"
-                " transformers"
-            )
-        plan = sampler.params_of("drafter").plan(model.num_layers)
-        return target.with_model(model.with_layers(plan))
+    def draft_of(cls, sampler, target, draft):
+        return layered_target(target, sampler.drafter, sampler.params_of("drafter").plan)
 
 
 @method(
@@ -97,12 +86,8 @@ class LayerSkip(_SomeLayers):
     """Drafts with some of the target's own layers. Parameters: ``kept_layers``, and those of the
     drafter model without ``draft_model``."""
 
-    name = "layer_skip"
-
 
 @register("drafter", "early_exit", params=EarlyExitParams)
 class EarlyExit(_SomeLayers):
     """Drafts with the target's first layers. Parameters: ``exit_layer``, and those of the drafter
     model without ``draft_model``."""
-
-    name = "early_exit"
