@@ -21,7 +21,6 @@ from torch import Tensor
 from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.host import constant
 
@@ -77,7 +76,7 @@ class Suffix(Table):
     def of(cls, sampler, target, draft):
         chain = sampler.shape == "chain"
         depth = sampler.num_speculative_tokens if chain else sampler.tree_depth
-        return cls(target, part_params(sampler, "drafter", "suffix"), int(depth))
+        return cls(target, sampler.params_of("drafter"), int(depth))
 
     def look(self, text):
         """Find the occurrences: the columns ``at`` [b, K] behind them, those that count ``alive``

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from gen.core.params import Params, integer, integer_or
+from gen.core.params import Params, integer, param
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.draft import (
     POSITION,
@@ -40,7 +40,7 @@ class BudgetParams(Params):
         tree_depth: drafts of a path at most.
     """
 
-    nodes: int | str = integer_or(16, AUTO, least=1)
+    nodes: int | str = param(16, int, 1, also=(AUTO,))
     tree_depth: int = integer(8, least=1)
 
 
