@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
@@ -48,7 +47,7 @@ class DraftSource(RowOwner):
         is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
             the windows of Jacobi decoding can begin with as well.
         targets: draft models of the same items, whose rows follow the batch.
-        hidden_layers: layers of the target whose hidden states ``read`` gets.
+        hidden_layers: layers of the target whose hidden states ``observe`` gets.
         nfe: forward passes of the draft models together, of every item; None without one.
     """
 
@@ -138,33 +137,19 @@ class DraftSource(RowOwner):
             passes: times that each row asked ``begin`` and ``extend``, long [b].
         """
 
-    def read(self, step: CausalStep, output: StepOutput) -> None:
-        """Read what a forward pass of the target returned, also where nothing was drafted.
+    def observe(
+        self, step: CausalStep, draft: Draft | None, output: StepOutput, verdict: Verdict
+    ) -> None:
+        """Learn from a step.
 
         Args:
             step: context of the step.
-            output: outcome for the last committed token and the drafts.
+            draft: drafts of the step; None where no row had room for one and nothing was asked.
+            output: outcome of the target's forward pass over the last committed token and the
+                drafts.
+            verdict: accepted drafts, and the token after them; what follows an eos token is not
+                committed.
         """
-
-    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
-        """Read what the target said after the root and each draft of the step.
-
-        Args:
-            step: context of the step.
-            tree: drafts of the step.
-            output: distributions of the root and the drafts.
-        """
-
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        """Read what the verifier made of the step; what follows an eos token is not committed.
-
-        Args:
-            step: context of the step.
-            verdict: accepted drafts, and the token after them.
-        """
-
-    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        """Learn the outcome of the step; see ``Drafter.observe``."""
 
 
 def part_params(sampler: Any, kind: str, name: str) -> Any:

@@ -93,10 +93,10 @@ class Hidden(DepthNodes, StateNodes):
         mask = hide(torch.cat([hidden, later], -1), states.dtype)[:, None]
         return run_layers(self.model, self.layer, states, slots, mask, LayerCache(before))
 
-    def accept(self, step, verdict):
+    def observe(self, step, draft, output, verdict):
         state = self.last_states(step, verdict).to(self.maps.bias.dtype)
         self.state = kept_where_waiting(step, state, self.state)
-        super().accept(step, verdict)
+        super().observe(step, draft, output, verdict)
 
     @classmethod
     def of(cls, sampler, target, draft):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from gen.core.method import method
 from gen.core.params import integer
@@ -73,7 +72,6 @@ class Stand(Table):
         # of finished items, column by column as their texts in ``Context.finished``
         self.kept = [self.tokens[0, :0], self.masses[0, :0]]
         self.before = self.context.outputs.active, self.tokens, self.masses
-        self.top: tuple[Tensor, Tensor] | None = None
 
     def look(self, text):
         items, *before = self.before
@@ -102,15 +100,13 @@ class Stand(Table):
         ids = torch.where(latest[..., None] < 0, NONE, self.entries[row, entry])
         return self.add_up(ids.flatten(2), self.probs[row, entry].flatten(2))
 
-    def learn(self, step, tree, output):
-        top = output.logprobs[:, : tree.tokens.shape[1] + 1].topk(self.count, -1)
-        self.top = torch.where(top.values > -torch.inf, top.indices, NONE), top.values.exp()
-
-    def accept(self, step, verdict):
-        super().accept(step, verdict)
-        if self.top is None:
+    def observe(self, step, draft, output, verdict):
+        super().observe(step, draft, output, verdict)
+        if draft is None:
             return
-        (ids, masses), self.top = self.top, None
+        top = output.logprobs[:, : draft.tokens.shape[1] + 1].topk(self.count, -1)
+        ids = torch.where(top.values > -torch.inf, top.indices, NONE)
+        masses = top.values.exp().to(self.dtype)
         column = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         if verdict.path is not None:  # the root, then the columns of the path
             column = F.pad(verdict.path + 1, (1, 0))
@@ -120,5 +116,5 @@ class Stand(Table):
         at = torch.where(new, at, self.length)[..., None].expand(-1, -1, self.count)
         row = torch.arange(len(ids), device=ids.device)[:, None]
         self.tokens = self.tokens.scatter(1, at, ids[row, column])
-        self.masses = self.masses.scatter(1, at, masses[row, column].to(self.dtype))
+        self.masses = self.masses.scatter(1, at, masses[row, column])
         self.before = step.items, self.tokens, self.masses

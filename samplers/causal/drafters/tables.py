@@ -235,7 +235,7 @@ class Table(DraftSource):
         self.tails = torch.cat([self.tails, tails], 1)
         return self._logq(step, self.weigh(tails, parents, depth), depth)
 
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+    def observe(self, step, draft, output, verdict):
         self.context.accept(step, verdict)
 
     def rows_left(self, items: np.ndarray) -> list[int]:

@@ -100,13 +100,16 @@ class TokenRecycling(Table):
         found = torch.where(own[..., :1] == NONE, self.shared[key], own)
         return self.add_up(found, self.weights.expand(found.shape))
 
-    def learn(self, step, tree, output):
-        logp = output.logprobs[:, : tree.tokens.shape[1] + 1]
+    def observe(self, step, draft, output, verdict):
+        super().observe(step, draft, output, verdict)
+        if draft is None:
+            return
+        logp = output.logprobs[:, : draft.tokens.shape[1] + 1]
         top = logp.topk(self.count, -1)
         found = torch.where(top.values.isneginf(), NONE, top.indices)
         # behind a draft that the target cannot say there need not be a distribution
-        exists = F.pad(tree.exists, (1, 0), value=True) & ~logp.isnan().any(-1)
-        tokens = torch.cat([self.tails[:, 0], tree.tokens], 1)
+        exists = F.pad(draft.exists, (1, 0), value=True) & ~logp.isnan().any(-1)
+        tokens = torch.cat([self.tails[:, 0], draft.tokens], 1)
         # of columns with one token the last one counts
         same = (tokens[:, :, None] == tokens[:, None]) & exists[:, None]
         later = torch.ones_like(same[0]).triu(1)

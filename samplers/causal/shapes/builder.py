@@ -319,9 +319,6 @@ class NodeDrafter(Drafter):
 
     def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         logp = output.logprobs
-        self.nodes.read(step, output)
-        if self.drafts:
-            self.nodes.learn(step, draft, output)
         if draft.tokens.shape[1]:
             verdict = self._judge(step, draft, logp)
         else:
@@ -331,7 +328,7 @@ class NodeDrafter(Drafter):
             row = torch.arange(len(logp), device=logp.device)
             last = logp[row, verdict.last_column.clamp_max(logp.shape[1] - 1)]
             self.shape.learn(step, verdict.num_accepted, draft.exists.sum(1), last)
-        self.nodes.accept(step, verdict)
+        self.nodes.observe(step, draft if self.drafts else None, output, verdict)
         return verdict
 
     def _judge(self, step: CausalStep, draft: Draft, logp: Tensor) -> Verdict:
@@ -341,6 +338,5 @@ class NodeDrafter(Drafter):
         return self.verifier.verify(step, draft, logp)
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        self.nodes.observe(step, num_accepted, num_drafted)
         committed = np.minimum(num_accepted + 1, step.widths)
         self.shape.over(step.positions.shape[1], step.starts, committed)

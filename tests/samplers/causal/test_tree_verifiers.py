@@ -108,15 +108,15 @@ SPACE, SHORT = space_of((3,), 3), space_of((2,), 3)
 
 def spoil(monkeypatch, change):
     """Change every tree between drafting and verifying."""
-    propose = NodeDrafter.propose
+    grow = NodeDrafter.grow
 
     def spoilt(self, step, tokens):
-        draft = propose(self, step, tokens)
+        draft = grow(self, step, tokens)
         if draft.tokens.shape[1]:
             change(draft)
         return draft
 
-    monkeypatch.setattr(NodeDrafter, "propose", spoilt)
+    monkeypatch.setattr(NodeDrafter, "grow", spoilt)
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
@@ -124,8 +124,8 @@ def test_control_siblings_without_replacement_are_not_independent(verifier, monk
     sampler = speculative(verifier=verifier, **TREE)
     make = NodeDrafter.__init__
 
-    def without(self, nodes, shape, draws, rule):
-        make(self, nodes, shape, WITHOUT_REPLACEMENT, rule)
+    def without(self, nodes, shape, draws, *others):
+        make(self, nodes, shape, WITHOUT_REPLACEMENT, *others)
 
     def independent(tree):  # the second of two siblings is claimed to be drawn as the first
         tree.logq = tree.logq[:, [0, 0, *range(2, 4)]]
