@@ -22,7 +22,7 @@ from gen.core.docstrings import first_line
 from gen.core.method import SEQUENTIAL, Limit, Preset
 from gen.core.params import part_kinds
 from gen.core.registry import registry
-from gen.samplers.masked.config import LoopParams
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.parts.selection import GREEDY
 
 PAGES = ("masked.md", "drafts.md", "samplers.md", "search.md", "glossary.md")
@@ -52,7 +52,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def parts() -> str:
     """Lists the kinds of parts of the masked loop, and what is registered of each."""
     rows = []
-    for param, kind in part_kinds(LoopParams).items():
+    for param, kind in part_kinds(MaskedSampler).items():
         names = ", ".join(f"`{name}`" for name in registry.table(kind))
         rows.append([f"`{param}`", DECIDES[param], names])
     return table(["parameter", "part decides", "registered"], rows)

@@ -27,8 +27,9 @@ from gen.pipeline.pipeline import Pipeline, load
 from gen.pipeline.request import GenerationRequest
 from gen.samplers.causal.speculative import Speculative
 from gen.samplers.engine.draft import RANKS
+from gen.samplers.verifiers.base import Verifier
 from gen.samplers.verifiers.bounds import optimal_acceptance
-from gen.samplers.verifiers.tree import TreeVerifier, node
+from gen.samplers.verifiers.trees import node
 
 QUOTING = ("copy", "insert", "remove", "replace")  # tasks whose answer repeats their prompt
 NODES = 4000
@@ -54,18 +55,18 @@ class MeasuredSpeculative(Speculative):
         object.__setattr__(self, "visits", visits)
         super().__init__(**params)
 
-    def _rule(self) -> type[TreeVerifier]:
-        rule, sampler = super()._rule(), self
+    def make_verifier(self) -> Verifier:
+        rule, sampler = self.parts.verifier, self
 
         class Noted(rule):
             """The verifier, with notes."""
 
-            def verify(self, step, tree, logp):
-                verdict = super().verify(step, tree, logp)
-                note(sampler.visits, tree, logp, verdict, sampler._draws())
+            def verify(self, step, draft, logp):
+                verdict = super().verify(step, draft, logp)
+                note(sampler.visits, draft, logp, verdict, sampler.way_to_draw())
                 return verdict
 
-        return Noted
+        return Noted()
 
 
 def run(pipe: Pipeline, items: Sequence[ItemPlan], spec: dict[str, Any]) -> tuple[float, Visits]:

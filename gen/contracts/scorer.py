@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.import_paths import is_import_path, load_object
+from gen.core.params import check_field
 from gen.core.registry import registry
 
 if TYPE_CHECKING:  # modalities import more than a look-up of samplers needs
@@ -76,8 +77,7 @@ class Scorer(ABC):
 
     def __post_init__(self) -> None:
         for f in fields(self) if is_dataclass(self) else ():
-            if "check" in f.metadata:
-                f.metadata["check"](f"{self.name}.{f.name}", getattr(self, f.name))
+            check_field(f, getattr(self, f.name), self.name)
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> Sequence[float]:

@@ -50,8 +50,7 @@ def meanings_of(cls: type) -> dict[str, str]:
     """Collect the meaning of each parameter from the docstrings that declare it."""
     declaring = list(cls.__mro__)
     if issubclass(cls, PartSampler):
-        declaring += cls.own_params.__mro__
-        for _, owners in declared(part_kinds(cls.own_params).values()).values():
+        for _, owners in declared(part_kinds(cls).values()).values():
             for kind, name in owners:
                 params = registry.params_of(kind, name)
                 declaring += params.__mro__ if params else ()

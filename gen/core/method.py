@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gen.core.registry import register
+from gen.core.errors import unknown
+from gen.core.params import check_field
+from gen.core.registry import field_names, register
 
 T = TypeVar("T")
 SEQUENTIAL = "one position per forward pass"
@@ -109,3 +111,27 @@ def method(
         )
     )
     return lambda rule: rule
+
+
+def presets(sampler: str, cls: Any, **table: Mapping[str, Any]) -> None:
+    """Registers the presets of a sampler from one table.
+
+    Args:
+        sampler: name of the sampler.
+        cls: its class, a dataclass whose parameters are its own: those of parts in other files are
+            not known when it is imported.
+        table: by the name of the preset, its parameters and further fields of ``Preset``.
+
+    Raises:
+        GenError: a row names no parameter of the sampler, or a value that it does not take.
+    """
+    for name, row in table.items():
+        card = {key: value for key, value in row.items() if key in Preset.__dataclass_fields__}
+        params = {key: value for key, value in row.items() if key not in card}
+        for key, value in params.items():
+            if key not in field_names(cls):
+                raise unknown(f"parameter of sampler {sampler!r}:", key, field_names(cls), name)
+            f = cls.__dataclass_fields__[key]
+            if "kind" not in f.metadata:  # parts of other files are not registered yet
+                check_field(f, value)
+        register("preset", name)(Preset(name, sampler, params, **card))

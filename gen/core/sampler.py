@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, FrozenInstanceError
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gen.core.errors import GenError, bad_type, bad_value, unknown
 from gen.core.method import Preset
-from gen.core.params import Params, check_field, declared, part_kinds, subset
+from gen.core.params import Parts, Rule, check, declared, part_kinds, readers
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
@@ -37,6 +38,7 @@ class Sampler(ABC):
         spellings: alias -> its values -> the parameter's own values.
         sampling_aliases: names under which a spec accepts sampling parameters as well -> the
             sampling parameter, and the number to add to the value.
+        rules: what must hold between the parameters, checked in this order.
         wraps: whether the sampler runs another one, the spec in its parameter ``base``; that one
             then decides about protocol and kinds.
     """
@@ -55,7 +57,11 @@ class Sampler(ABC):
     aliases: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     sampling_aliases: ClassVar[Mapping[str, tuple[str, float]]] = {}
+    rules: ClassVar[tuple[Rule, ...]] = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @property
     def drafted(self) -> bool:
@@ -109,14 +115,24 @@ class Sampler(ABC):
         """
         return False
 
-    def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
-        """List the parts in use: the parameter that names each, its kind, its name."""
-        return iter(())
+    @property
+    def parts(self) -> Parts:
+        """The parts in use: ``parts.coupling`` is what the parameter ``coupling`` names."""
+        return Parts(self)
 
     def unread(self, param: str) -> list[tuple[str, str]]:
         """List the parts (kind, name) that read ``param`` if none of them is in use; otherwise
         nothing."""
+        kinds = part_kinds(self)
+        chosen = {(kind, getattr(self, name)) for name, kind in kinds.items()}
+        for owners in self._readers(param, kinds):
+            if not any((kind, name) in chosen or (kind, None) in chosen for kind, name in owners):
+                return owners
         return []
+
+    def _readers(self, param: str, kinds: Mapping[str, str]) -> list[list[tuple[str, str]]]:
+        """List the parts that read ``param``; see ``gen.core.params.readers``."""
+        return readers(type(self).__dataclass_fields__[param], kinds)
 
     @property
     def mixes_sampling(self) -> bool:
@@ -197,22 +213,21 @@ class _ComposedFields:
     """Descriptor that stands for the fields of a ``PartSampler`` in the dataclass protocol."""
 
     def __get__(self, instance: object, cls: type[PartSampler]) -> dict[str, Field[Any]]:
-        return _composed(cls.own_params, len(registry._params))
+        return _composed(cls, len(registry._params))[0]
 
 
 class PartSampler(Sampler):
     """Sampler made of registered parts.
 
-    Its parameters are its own and, flat beside them, those that its possible parts declare.
-    ``dataclasses.fields``, ``asdict`` and ``replace`` know all of them, including those of a part
-    that a plugin registers later.
+    Its parameters are its own, declared as those of a dataclass, and, flat beside them, those that
+    its possible parts declare. ``dataclasses.fields``, ``asdict`` and ``replace`` know all of them,
+    including those of a part that a plugin registers later.
 
     Attributes:
-        own_params: parameters of the sampler itself; some of them name parts
-            (``gen.core.params.part``).
+        own: fields of the sampler itself, by name; some of them name parts.
     """
 
-    own_params: ClassVar[type[Params]]
+    own: ClassVar[dict[str, Field[Any]]] = {}
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -220,10 +235,22 @@ class PartSampler(Sampler):
     else:
         __dataclass_fields__ = _ComposedFields()
 
-    def __init_subclass__(cls, params: type[Params] | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if params is not None:
-            cls.own_params = params
+        # its annotations in a dataclass of their own, which knows nothing of parts
+        stated = inspect.get_annotations(cls)
+        body = {name: vars(cls)[name] for name in stated if name in vars(cls)}
+        body |= {"__annotations__": stated, "__module__": cls.__module__}
+        stating = dataclasses.dataclass(type(cls.__name__, (), body))
+        cls.own = {}
+        bases: tuple[Any, ...] = (*cls.__mro__[:0:-1], stating)
+        for base in bases:
+            if "own" in vars(base):
+                cls.own |= base.own
+            elif "__dataclass_fields__" in vars(base):
+                cls.own |= {f.name: f for f in dataclasses.fields(base)}
+        for name, f in cls.own.items():
+            setattr(cls, name, f.default)
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).__dataclass_fields__
@@ -232,31 +259,12 @@ class PartSampler(Sampler):
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
         for name, f in fields.items():
             object.__setattr__(self, name, values.get(name, f.default))
-        for name, f in fields.items():
-            check_field(f, getattr(self, name))
-        for param, kind, name in self.chosen_parts():
-            params = registry.params_of(kind, name)
-            if params is not None:
-                subset(params, vars(self)).check_chosen(param, name)
+        self.__post_init__()
 
-    def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
-        for param, kind in part_kinds(self.own_params).items():
-            name = getattr(self, param)
-            if name is not None:
-                yield param, kind, name
-
-    def unread(self, param: str) -> list[tuple[str, str]]:
-        if param in self.own_params.__dataclass_fields__:
-            return []
-        _, owners = _of_parts(self.own_params, len(registry._params))[param]
-        chosen = {(kind, name) for _, kind, name in self.chosen_parts()}
-        undecided = {
-            kind
-            for name, kind in part_kinds(self.own_params).items()
-            if getattr(self, name) is None
-        }
-        read = any(owner in chosen or owner[0] in undecided for owner in owners)
-        return [] if read else owners
+    def _readers(self, param: str, kinds: Mapping[str, str]) -> list[list[tuple[str, str]]]:
+        if param in self.own:
+            return super()._readers(param, kinds)
+        return [_composed(type(self), len(registry._params))[1][param]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -278,32 +286,32 @@ class PartSampler(Sampler):
 
 
 @lru_cache(maxsize=64)
-def _of_parts(
-    own: type[Params], declarations: int
-) -> dict[str, tuple[Field, list[tuple[str, str]]]]:
-    """Collect the parameters of a sampler's possible parts, as ``declared`` does.
+def _composed(
+    cls: type[PartSampler], declarations: int
+) -> tuple[dict[str, Field], dict[str, list[tuple[str, str]]]]:
+    """Collect the fields of a sampler and of all its possible parts.
 
     Args:
-        own: parameters of the sampler itself.
+        cls: the sampler.
         declarations: number of registered parts, the key of the cache: it changes when parts are
             registered.
+
+    Returns:
+        The fields by name, and the parts (kind, name) that declare those of parts.
+
+    Raises:
+        GenError: a part declares a parameter of the sampler itself.
     """
-    return declared(part_kinds(own).values())
-
-
-@lru_cache(maxsize=64)
-def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
-    """Collect the fields of a sampler's own parameters and of all its possible parts; arguments as
-    of ``_of_parts``."""
-    found = {f.name: f for f in dataclasses.fields(own)}
-    for name, (f, owners) in _of_parts(own, declarations).items():
+    found, readers_of = dict(cls.own), {}
+    kinds = [f.metadata["kind"] for f in cls.own.values() if "kind" in f.metadata]
+    for name, (f, owners) in declared(kinds).items():
         if name in found:
             raise GenError(
                 f"{' '.join(map(repr, owners[0]))} declares {name}, which is a parameter of the"
                 " sampler itself; expected another name"
             )
-        found[name] = f
-    return found
+        found[name], readers_of[name] = f, owners
+    return found, readers_of
 
 
 SamplerSpec = str | Mapping[str, Any] | Sampler
@@ -520,7 +528,7 @@ def _explicit_sampling(
 
 def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:
     """Warn of changed parameters that no part in use reads."""
-    used = {kind: name for _, kind, name in sampler.chosen_parts()}
+    used = {kind: getattr(sampler, name) for name, kind in part_kinds(sampler).items()}
     fields = type(sampler).__dataclass_fields__
     for key, value in given.items():
         owners = sampler.unread(key) if value != fields[key].default else []

@@ -21,6 +21,7 @@ import torch
 import yaml
 
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.params import check_field
 from gen.core.registry import registry
 
 State = dict[str, np.ndarray]
@@ -58,8 +59,7 @@ class Metric(ABC):
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            if "check" in f.metadata:
-                f.metadata["check"](f"{self.name}.{f.name}", getattr(self, f.name))
+            check_field(f, getattr(self, f.name), self.name)
 
     def open(self, device: torch.device) -> Any:
         """Load and return the models that the metric asks, once per process."""

@@ -235,7 +235,7 @@ def _require_meant(key: str, value: Any, spec: Mapping[str, Any]) -> None:
     field = sampler_class(spec).__dataclass_fields__.get(key)
     if field is None or value is None:
         return
-    if "check" not in field.metadata and not isinstance(value, type(field.default)):
+    if "expected" not in field.metadata and not isinstance(value, type(field.default)):
         return
     try:
         check_field(field, _plain(value))

@@ -39,12 +39,7 @@ from gen.core.rng import PIECE
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.verifiers.base import (
-    TOKEN,
-    PositionVerifier,
-    num_accepted,
-    recovered,
-)
+from gen.samplers.verifiers.base import TOKEN, Token, num_accepted, recovered
 
 
 class Coupling:
@@ -60,20 +55,14 @@ class Coupling:
     compares = True
     keeps_noise = False
 
-    def step(
-        self,
-        step: CausalStep,
-        drafts: Draft,
-        logp: Tensor,
-        next_logprobs: Tensor,
-    ) -> Verdict:
+    def step(self, step: CausalStep, draft: Draft, logp: Tensor, following: Tensor) -> Verdict:
         """Verify drafts and draw the next iterate.
 
         Args:
             step: context of the step.
-            drafts: the chain of L drafts.
+            draft: the chain of L drafts.
             logp: log-probabilities [b, W, V] of the target, W >= L.
-            next_logprobs: those that the next iterate is drawn from, [b, W, V].
+            following: those that the next iterate is drawn from, [b, W, V].
 
         Returns:
             Accepted drafts, and tokens [b, W]: the accepted drafts, the token after them, then the
@@ -85,38 +74,36 @@ class Coupling:
 class _Verified(Coupling):
     """Coupling with a verifier up to the first rejection, and ``redraft`` after it."""
 
-    def __init__(self, verifier: PositionVerifier = TOKEN):
+    def __init__(self, verifier: Token = TOKEN):
         self.verifier = verifier
 
-    def step(self, step, drafts, logp, next_logprobs):
-        drafted, length = drafts.exists, drafts.tokens.shape[1]
-        of_drafts = of_redrafts = logp[:, :length]
-        chance = self.verifier.chance(drafts, of_drafts)
-        kept = step.flip(chance, "accept", drafted) & drafted
+    def step(self, step, draft, logp, following):
+        exists, length = draft.exists, draft.tokens.shape[1]
+        p, free = logp[:, :length], logp[:, length:]
+        chance = self.verifier.chance(draft, p)
+        kept = step.flip(chance, "accept", exists) & exists
         accepted = num_accepted(kept)
-        # the position without a draft, if the window has one; its noise has not been used before
-        free = logp[:, length:]
-        if next_logprobs is not logp:
-            all_kept = (accepted == length)[:, None, None]
-            free = torch.where(all_kept, free, next_logprobs[:, length:])
-            of_redrafts = next_logprobs[:, :length]
-        undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         column, last = torch.arange(length, device=logp.device), accepted[:, None]
+        # 1. Past the first rejection, the next iterate
         past = column > last
-        new = self.redraft(step, drafts, drafted & past, kept, chance, of_redrafts)
-        ids = torch.where(past, new, drafts.tokens)
-        # at the first rejection: the residual, never p itself
-        rejected = drafted & (column == last)
+        new = self.redraft(step, draft, exists & past, kept, chance, following[:, :length])
+        ids = torch.where(past, new, draft.tokens)
+        # 2. At the first rejection the residual, never p itself
+        rejected = exists & (column == last)
         if may_be_any(rejected):
             at = accepted.clamp_max(length - 1)
-            residual = self.verifier.residual_at(drafts, of_drafts, at)
+            residual = self.verifier.residual_at(draft, p, at)
             ids = torch.where(rejected, recovered(step, at, rejected.any(1), residual), ids)
+        # 3. The position without a draft, if the window has one; its noise was not used before
+        if following is not logp:
+            all_kept = (accepted == length)[:, None, None]
+            free = torch.where(all_kept, free, following[:, length:])
+        undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
-    def redraft(self, step, drafts, past, kept, chance, next_logprobs) -> Tensor:
-        """The next iterate [b, L] from the distribution ``next_logprobs`` [b, L, V] where ``past``
-        (bool [b, L]): beyond the first rejection. ``kept``: what the coins of probability
-        ``chance`` said."""
+    def redraft(self, step, draft, past, kept, chance, following) -> Tensor:
+        """Draw the next iterate [b, L] from ``following`` [b, L, V], where ``past`` (bool [b, L]):
+        beyond the first rejection. ``kept``: what the coins of probability ``chance`` said."""
         raise NotImplementedError
 
 
@@ -127,43 +114,40 @@ class Fresh(_Verified):
 
     keep_threshold = 1.0
 
-    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
+    def redraft(self, step, draft, past, kept, chance, following):
         if self.keep_threshold >= 1:
-            return step.categorical(next_logprobs, "redraft", past)
-        is_confident = TOKEN.chance(drafts, next_logprobs) > self.keep_threshold
-        new = step.categorical(next_logprobs, "redraft", past & ~is_confident)
-        return torch.where(is_confident, drafts.tokens, new)
+            return step.categorical(following, "redraft", past)
+        is_confident = TOKEN.chance(draft, following) > self.keep_threshold
+        new = step.categorical(following, "redraft", past & ~is_confident)
+        return torch.where(is_confident, draft.tokens, new)
 
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
-    """Coupling that uses the token verifier's coin and residual past the first rejection too."""
+    """Coupling that uses the token verifier's coin and residual past the first rejection too.
 
-    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
-        kept = self._exact(step, drafts, past, kept, chance, next_logprobs)
-        moved, new = past & ~kept, []
-        many = max(
-            1, PIECE[next_logprobs.is_cpu] // (len(next_logprobs) * next_logprobs.shape[-1])
-        )  # a few positions at a time: no further distribution is held
-        for first in range(0, next_logprobs.shape[1], many):
-            here = slice(first, first + many)
-            logprobs, turn = next_logprobs[:, here], moved[:, here]
-            if may_be_any(turn):
-                rest = TOKEN.residual(drafts.drawn_from(here, logprobs), logprobs)
-                new.append(step.categorical(rest, "residual", turn, first))
-            else:
-                new.append(drafts.tokens[:, here])
-        return torch.where(kept, drafts.tokens, torch.cat(new, 1))
+    Another verifier's coin, or one that an end made differ, says yes with probability f, and the
+    exact one with probability e. They agree as often as can be: a yes stays with probability
+    min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
+    """
 
-    def _exact(self, step, drafts, past, kept, chance, next_logprobs):
-        """Coins of the probability e that is exact for the next iterate, and that agree as often as
-        can be with those of another, f, which another verifier or an end made differ: a yes stays
-        with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
-        """
-        exact = TOKEN.chance(drafts, next_logprobs)
+    def redraft(self, step, draft, past, kept, chance, following):
+        exact = TOKEN.chance(draft, following)
         stay = torch.where(exact >= chance, 1.0, exact / chance)
         turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
-        return step.flip(torch.where(kept, stay, turn), "keep", past) & past
+        kept = step.flip(torch.where(kept, stay, turn), "keep", past) & past
+        moved, new = past & ~kept, []
+        # a few positions at a time: no further distribution is held
+        many = max(1, PIECE[following.is_cpu] // following[:, 0].numel())
+        for first in range(0, following.shape[1], many):
+            here = slice(first, first + many)
+            p, turn = following[:, here], moved[:, here]
+            if may_be_any(turn):
+                rest = TOKEN.residual(draft.drawn_from(here, p), p)
+                new.append(step.categorical(rest, "residual", turn, first))
+            else:
+                new.append(draft.tokens[:, here])
+        return torch.where(kept, draft.tokens, torch.cat(new, 1))
 
 
 @register("coupling", "gumbel_shared")
@@ -172,8 +156,8 @@ class GumbelShared(_Verified):
 
     keeps_noise = True
 
-    def redraft(self, step, drafts, past, kept, chance, next_logprobs):
-        return step.categorical(next_logprobs, "token", past, shared=True)
+    def redraft(self, step, draft, past, kept, chance, following):
+        return step.categorical(following, "token", past, shared=True)
 
 
 @register("coupling", "gumbel")
@@ -185,15 +169,14 @@ class Gumbel(Coupling):
     compares = False
     keeps_noise = True
 
-    def step(self, step, drafts, logp, next_logprobs):
+    def step(self, step, draft, logp, following):
         ids = step.categorical(logp, "token", step.valid, shared=True)
-        same = ids[:, : drafts.tokens.shape[1]] == drafts.tokens
-        accepted = num_accepted(same & drafts.exists)
-        if next_logprobs is not logp:
-            past = step.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
-            ids = torch.where(
-                past, step.categorical(next_logprobs, "token", past, shared=True), ids
-            )
+        accepted = num_accepted((ids[:, : draft.tokens.shape[1]] == draft.tokens) & draft.exists)
+        if following is not logp:
+            past = torch.arange(ids.shape[1], device=ids.device) > accepted[:, None]
+            past = past & step.valid
+            new = step.categorical(following, "token", past, shared=True)
+            ids = torch.where(past, new, ids)
         return Verdict(accepted, ids)
 
 

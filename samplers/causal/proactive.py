@@ -32,12 +32,39 @@ from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import TOKEN
-from gen.samplers.verifiers.recursive import Recursive
+from gen.samplers.verifiers.trees import Recursive
 
 
 def num_siblings(width: int, levels: int) -> int:
     """Count the drafts beside the chain: those of a tree of so many levels, without one of each."""
     return sum(width**level for level in range(1, levels + 1)) - levels
+
+
+def siblings(width: int, levels: int) -> list[list[tuple[int, list[int]]]]:
+    """List the draws of the siblings, by level and turn.
+
+    Columns 0 .. levels - 1 are the chain's; siblings stand behind them in the order in which they
+    are drawn.
+
+    Returns:
+        For each level, the draws of each turn: the column of the first one and the columns that
+        they follow, -1 for the root. The first node of a level is the chain's, which has its first
+        child already.
+    """
+    size, nodes, drawn = levels, [-1], []
+    for level in range(levels):
+        children: list[list[int]] = [[] for _ in nodes]
+        children[0].append(level)
+        turns = []
+        for turn in range(width):
+            following = nodes if turn else nodes[1:]
+            turns.append((size, following))
+            for column, own in enumerate(children if turn else children[1:], size):
+                own.append(column)
+            size += len(following)
+        drawn.append(turns)
+        nodes = [column for own in children for column in own]
+    return drawn
 
 
 class ProactiveDrafter(JacobiDrafter):
@@ -50,17 +77,21 @@ class ProactiveDrafter(JacobiDrafter):
 
     def __init__(self, tree: tuple[int, int], *rest):
         super().__init__(*rest)
-        self.tree_width, self.tree_levels = tree
-        self.chain: list[int] = []  # columns of the chain within the tree
+        self.levels, self.siblings = tree[1], siblings(*tree)
+        self.num_siblings, self.captures = num_siblings(*tree), False
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         if step.positions.shape[1] == 1:  # a tree has no draft of the last position
             return Draft.none(tokens, step.valid)
-        self.drafts = chain = super().propose(step, tokens)
+        self.drafts, levels = super().propose(step, tokens), self.levels
+        length = self.drafts.tokens.shape[1]
+        # the rest of the chain stands behind the siblings, and its first draft follows the head
+        tail = np.arange(levels, max(length, levels)) + self.num_siblings
+        self.chain = to_device(np.append(np.arange(levels), tail), tokens.device)
         tree = self._with_siblings(step)
-        if chain.failed is not None:
+        if self.drafts.failed is not None:
             tree.failed = torch.zeros_like(tree.exists)
-            tree.failed[:, self.chain] = chain.failed
+            tree.failed[:, self.chain[:length]] = self.drafts.failed
         return tree
 
     def _with_siblings(self, step: CausalStep) -> Draft:
@@ -68,99 +99,62 @@ class ProactiveDrafter(JacobiDrafter):
 
         A draft has the same column in any batch: the noise and the coins of a column are its own.
         """
-        chain, room = self.drafts, to_device(step.room, step.start.device)[:, None]
-        self.room, (b, length), levels = room, chain.tokens.shape, self.tree_levels
+        chain, columns, device = self.drafts, self.chain, step.start.device
+        room = step.left[:, None]
         assert chain.logq is not None, "the coupling compares"
-        q = F.pad(chain.logq, (0, 0, 0, levels), value=-torch.inf)  # [b, L + levels, V]
-        column = torch.arange(max(length, levels), device=q.device).expand(b, -1)
-        ids = F.pad(chain.tokens, (0, column.shape[1] - length))
-        there = F.pad(chain.exists, (0, column.shape[1] - length))
-        there = there & (column + 1 < room)
-        head = slice(0, levels)
-        tokens, parents, depth, exists = [ids[:, head]], [column[:, head] - 1], [], [there[:, head]]
-        depth, drawn_from, level, size = [column[:, head] + 1], [q[:, head]], [-1], levels
-        for number in range(levels):
-            above = self._columns(level, column)
-            alive = (above < 0) | torch.cat(exists, 1).gather(1, above.clamp_min(0))
-            alive = alive & (number + 1 < room)
-            rest = q[:, number, None].expand(-1, len(level), -1)
-            following: list[list[int]] = [[] for _ in level]
-            for turn in range(self.tree_width):
-                first = 0 if turn else 1  # the chain has its child already
-                active = (alive & ~rest.isneginf().all(-1))[:, first:]
-                new_depth = torch.full_like(above[:, first:], number + 1)
-                key, left = node_positions(step, new_depth, size), rest[:, first:]
-                drawn = step.rng.categorical(left, step.rows, key, "draft", step.round, active)
-                for index, children in enumerate(following):
-                    children.append(size + index - first if index >= first else number)
-                for parts, new in zip(
-                    (tokens, parents, depth, exists, drawn_from),
-                    (drawn, above[:, first:], new_depth, active, left),
-                    strict=True,
-                ):
-                    parts.append(new)
-                size += len(level) - first
-                drawn = torch.cat([ids[:, number, None], drawn], 1) if first else drawn
-                rest = without(rest, drawn)
-            level = [child for children in following for child in children]
-        tail = column[:, levels:]  # its first draft follows the last one of the head
-        above = torch.where(tail == levels, levels - 1, tail - levels + size - 1)
-        for parts, new in zip(
-            (tokens, parents, depth, exists, drawn_from),
-            (ids[:, levels:], above, tail + 1, there[:, levels:], q[:, levels : column.shape[1]]),
-            strict=True,
-        ):
-            parts.append(new)
-        self.chain = [*range(levels), *range(size, size + tail.shape[1])][:length]
-        every = (torch.cat(x, 1) for x in (tokens, exists, parents, depth, drawn_from))
-        tokens, exists, parents, depth, logq = every
+        b, size = len(room), self.num_siblings + len(columns)
+        more = len(columns) - chain.tokens.shape[1]
+        q = F.pad(chain.logq, (0, 0, 0, more), value=-torch.inf)
+        tokens = chain.tokens.new_zeros(b, size)
+        exists, logq = tokens.bool(), q.new_empty(b, size, q.shape[-1])
+        parents, depth = tokens.clone(), tokens.clone()
+        number = torch.arange(len(columns), device=device)
+        tokens[:, columns], logq[:, columns] = F.pad(chain.tokens, (0, more)), q
+        exists[:, columns] = F.pad(chain.exists, (0, more)) & (number + 1 < room)
+        parents[:, columns[1:]], depth[:, columns] = columns[:-1], number + 1
+        parents[:, 0] = -1
+        for level, turns in enumerate(self.siblings):
+            last = turns[-1][1]  # all nodes of the level
+            rest = q[:, level, None].expand(-1, len(last), -1)
+            for first, following in turns:
+                new, skipped = slice(first, first + len(following)), len(last) - len(following)
+                above = to_device(np.array(following, dtype=np.int64), device).expand(b, -1)
+                logq[:, new], parents[:, new], depth[:, new] = rest[:, skipped:], above, level + 1
+                alive = (above < 0) | exists.gather(1, above.clamp_min(0))
+                there = alive & (level + 1 < room) & ~logq[:, new].isneginf().all(-1)
+                at = node_positions(step, depth[:, new], first), "draft", step.round
+                drawn = step.rng.categorical(logq[:, new], step.rows, *at, there)
+                tokens[:, new], exists[:, new] = drawn, there
+                taken = torch.cat([tokens[:, level : level + 1], drawn], 1) if skipped else drawn
+                rest = without(rest, taken)
         return Draft(tokens, exists, logq, parents=parents, depth=depth)
-
-    def _columns(self, columns: list[int], like: Tensor) -> Tensor:
-        """Return the same columns for every row, long [b, n]."""
-        row = to_device(np.array(columns, dtype=np.int64), like.device)
-        return row.expand(len(like), -1)
 
     def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         if draft.is_chain:
             return super().verify(step, draft, output)
-        chain, length = self.drafts, self.drafts.tokens.shape[1]
-        logp = output.logprobs
+        chain, logp = self.drafts, output.logprobs
         verdict = Recursive().verify(step, draft, logp)
         self.init.accept(step, verdict)
-        accepted = verdict.num_accepted
-        columns = self._columns([0, *(c + 1 for c in self.chain)], chain.tokens)[0]
-        following = without_ends(logp.index_select(1, columns), self.space.ends)
-        ids = self._continued(step, chain.tokens, following, accepted)
-        width = length + 1
-        inside = accepted[:, None] + torch.arange(1, width + 1, device=logp.device)
-        inside = inside.clamp_max_(width - 1)
-        self.tokens = ids.gather(1, inside)
-        self.logq = following.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
-        self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
-        self.num_columns = width
+        columns = F.pad(self.chain[: chain.tokens.shape[1]] + 1, (1, 0))
+        following = without_ends(logp.index_select(1, columns), self.ends)
+        ids = self._continued(step, chain, following, verdict.num_accepted)
+        inside = torch.arange(ids.shape[1], device=ids.device) < step.left[:, None]
+        self._carry(ids, verdict.num_accepted, inside, following)
         return verdict
 
-    def _continued(
-        self, step: CausalStep, drafts: Tensor, logprobs: Tensor, accepted: Tensor
-    ) -> Tensor:
+    def _continued(self, step: CausalStep, chain: Draft, logp: Tensor, accepted: Tensor) -> Tensor:
         """Draw the next iterate [b, L + 1] past the accepted tokens; before, it is anything."""
-        chain, length = self.drafts, drafts.shape[1]
-        column = torch.arange(length + 1, device=drafts.device)
-        at, rows = step.start[:, None] + column, step.rows
-        past = (column < self.room) & (column > accepted[:, None])
-        drafted = chain.exists & past[:, :length]
-        chance = TOKEN.chance(chain, logprobs[:, :length])
+        length, rows = chain.tokens.shape[1], step.rows
+        column = torch.arange(length + 1, device=logp.device)
+        at, past = (
+            step.start[:, None] + column,
+            (column < step.left[:, None]) & (column > accepted[:, None]),
+        )
+        drafted, of_drafts = chain.exists & past[:, :length], logp[:, :length]
+        chance = TOKEN.chance(chain, of_drafts)
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted
-        of_drafts = logprobs[:, :length]
         rest = TOKEN.residual(chain.drawn_from(slice(None), of_drafts), of_drafts)
-        rest = torch.cat([rest, logprobs[:, length:]], 1)
+        rest = torch.cat([rest, logp[:, length:]], 1)
         moved = past & ~F.pad(kept, (0, 1))
         new = step.rng.categorical(rest, rows, at, "redraft", step.round, moved)
-        return torch.where(moved, new, F.pad(drafts, (0, 1)))
-
-    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        super().observe(step, num_accepted, num_drafted)
-        if step.positions.shape[1] > 1:
-            columns = np.minimum(step.widths, self.num_columns)
-            self.carried = np.maximum(columns - num_accepted - 1, 0)
+        return torch.where(moved, new, F.pad(chain.tokens, (0, 1)))

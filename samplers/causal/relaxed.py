@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gen.core.errors import bad_value
-from gen.core.registry import register, registry
+from gen.core.params import Rule, param, part
+from gen.core.registry import register
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.model import ModelDrafted
+from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
 from gen.samplers.causal.jacobi import SpeculativeJacobi
-from gen.samplers.engine.window import width_of
+from gen.samplers.engine.window import AUTO, width_of
+from gen.samplers.verifiers.base import Token
 
 
 @register("drafter", "jacobi")
@@ -27,8 +28,8 @@ class JacobiDrafts(DraftSource):
     """Drafts with the model's own previous iterate. Parameters: ``coupling``, ``window``,
     ``init``."""
 
-    width = "window"
-    params = ("coupling", "window", "init")
+    size_param = "window"
+    reads = ("coupling", "window", "init")
     shapes = False
 
     @classmethod
@@ -39,7 +40,7 @@ class JacobiDrafts(DraftSource):
 
 @register("sampler", "relaxed_acceptance")
 @dataclass(frozen=True)
-class RelaxedAcceptance(ModelDrafted):
+class RelaxedAcceptance(DraftsWithModel):
     """Accept close drafts: fewer forward passes, approximate distribution.
 
     ``verifier``: a relaxed one, such as lantern, gsd or typical. ``relaxation``: how much, in the
@@ -49,60 +50,58 @@ class RelaxedAcceptance(ModelDrafted):
     ``policy``, ``draft_temperature`` and ``draft_guidance``; exit reads them but for the model, and
     ``drafter_weights``, a folder. ``verifier_weights``: folder or name
     of the trained weights that the verifier judge reads; None is the model's own.
+    ``confidence_threshold``: of the policy confidence.
     """
 
-    verifier: str = "lantern"
+    verifier: str = part("lantern", "verifier")
     relaxation: float | None = None
-    drafter: str = "jacobi"
-    coupling: str = "gumbel_shared"
-    window: int | str = 64
-    init: str = "uniform"
+    drafter: str = part("jacobi", "drafter")
+    coupling: str = part("gumbel_shared", "coupling")
+    window: int | str = param(64, int, 1, also=(AUTO,))
+    init: str = part("uniform", "initialiser")
     drafter_weights: str | None = None
-    verifier_weights: str | None = None
+    verifier_weights: str | None = param(
+        None, str, also=(None,), expected="None, or a folder or name of trained weights"
+    )
+    confidence_threshold: float = 0.4
 
     papers = ("2410.03355", "2502.06352", "2401.10774", "2507.22424")
     reference = "plain autoregression"
+    rules = (
+        *DraftsWithModel.rules,
+        DRAFTS_DECIDE,
+        Rule("verifier", lambda s: s.parts.verifier.relaxed, "a relaxed one: {verifier?,}"),
+        Rule(
+            "verifier_weights",
+            lambda s: s.verifier_weights is None or s.parts.verifier.needs_weights,
+            "None, or a folder with sampler.verifier {verifier?}",
+        ),
+        Rule(
+            "drafter",
+            lambda s: s.drafter != "jacobi" or not s.parts.verifier.needs_weights,
+            "a drafter of chains, such as model, with sampler.verifier {verifier}",
+        ),
+        Rule(
+            "drafter",
+            lambda s: s.parts.drafter.makes_chains(),
+            "{drafter?}; the sampler speculative takes the others",
+        ),
+        Rule(
+            "coupling",
+            lambda s: s.coupling != "gumbel",
+            "{coupling?}; gumbel commits a draft only where it is the token itself, so there is no"
+            " acceptance to relax",
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not registry.get("verifier", self.verifier, "sampler.verifier").relaxed:
-            known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
-            raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
-        self._check_weights()
-        source = registry.get("drafter", self.drafter, "sampler.drafter")
-        if not source.makes_chains():
-            known = registry.table("drafter").items()
-            chains = " or ".join(name for name, one in known if one.makes_chains())
-            expected = f"{chains}; the sampler speculative takes the others"
-            raise bad_value("sampler.drafter", self.drafter, expected)
-        source.check(self)
-        self.jacobi()
-        if self.coupling == "gumbel":
-            raise bad_value(
-                "sampler.coupling",
-                self.coupling,
-                "fresh, maximal or gumbel_shared; gumbel commits a draft only "
-                "where it is the token itself, so there is no acceptance to relax",
-            )
+        self._rule()  # which checks how much it relaxes
+        self.parts.drafter.check(self)
 
-    def _check_weights(self) -> None:
-        """Check what a verifier with trained weights reads. Raises ``GenError``."""
-        rule, weights = self._rule(), self.verifier_weights
-        if weights is not None and not (rule.needs_weights and isinstance(weights, str)):
-            known = registry.table("verifier").items()
-            trained = " or ".join(name for name, v in known if v.needs_weights)
-            expected = f"None, or a folder with sampler.verifier {trained}"
-            raise bad_value("sampler.verifier_weights", weights, expected)
-        if rule.needs_weights and self.drafter == "jacobi":
-            expected = f"a drafter of chains, such as model, with sampler.verifier {self.verifier}"
-            raise bad_value("sampler.drafter", self.drafter, expected)
-
-    def _rule(self):
-        rule = registry.get("verifier", self.verifier)
+    def _rule(self) -> Token:
+        rule = self.parts.verifier
         return rule() if self.relaxation is None else rule(self.relaxation)
-
-    def _source(self) -> type[DraftSource]:
-        return registry.get("drafter", self.drafter)
 
     @property
     def guarantee(self) -> str:
@@ -114,16 +113,16 @@ class RelaxedAcceptance(ModelDrafted):
 
     @property
     def drafted(self) -> bool:
-        needs = self._source().needs_draft_model
+        needs = self.parts.drafter.needs_draft_model
         return needs or (self.drafter == "jacobi" and self.jacobi().drafted)
 
     @property
     def timed(self) -> bool:
-        return self._source().is_timed(self)
+        return self.parts.drafter.is_timed(self)
 
     def make_drafter(self, target, draft):
         verifier = self._rule().attach(target, self.verifier_weights)
-        drafter = self._source().make(self, target, draft, verifier)
+        drafter = self.parts.drafter.make(self, target, draft, verifier)
         if verifier.hidden_layers:
             drafter.needs = drafter.needs | {"hidden_states"}
             drafter.hidden_layers = (*drafter.hidden_layers, *verifier.hidden_layers)

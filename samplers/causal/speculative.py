@@ -19,29 +19,34 @@ temperature 0 all of them give the argmax tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gen.core.errors import GenError, bad_value
-from gen.core.params import Params, optional_integer, part
-from gen.core.registry import register, registry
-from gen.core.sampler import PartSampler, Preset, draft_models
-from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.core.method import method
+from gen.core.params import Params, Rule, param, part
+from gen.core.registry import register
+from gen.core.sampler import PartSampler, draft_models
+from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.drafters.trimmed import TrimmedNodes, read_table
-from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
-from gen.samplers.causal.shapes.base import MOST_NODES, Shape
+from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
+from gen.samplers.causal.shapes.base import MOST_NODES
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import Drafter
-from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import DRAWS
 from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 
-@dataclass(frozen=True)
-class SpeculativeParams(Params):
-    """Parameters of speculative decoding itself.
+@method(
+    "drafter_invariant",
+    sampler="speculative",
+    about="drafter-invariant speculative decoding: draft and target share the noise of a position",
+    paper="2408.07978",
+    title="Coupling without Communication and Drafter-Invariant Speculative Decoding",
+    params={"verifier": "follow", "draws": "position_noise"},
+)
+@register("sampler", "speculative")
+class Speculative(PartSampler, DraftsWithModel):
+    """A drafter proposes tokens, the target judges several of them per forward pass. The parameters
+    are the following and those of all drafters, shapes and length policies.
 
     Attributes:
         drafter: part that says which distribution follows a node.
@@ -66,134 +71,118 @@ class SpeculativeParams(Params):
 
     drafter: str = part("model", "drafter")
     shape: str = part("chain", "shape")
-    draws: str | None = None
+    draws: str | None = param(None, also=(*DRAWS, None), expected=" or ".join(DRAWS))
     verifier: str = part("token", "verifier")
-    policy: str = part("constant", "length_policy")
-    num_speculative_tokens: int | str = 5
-    draft_model: str | None = None
-    draft_temperature: float | None = None
-    draft_guidance: float | None = None
-    draft_vocab: int | None = optional_integer(least=1)
+    draft_vocab: int | None = param(None, int, 1, also=(None,))
     drafter_weights: str | None = None
     draft_table: str | None = None
 
-
-@register("sampler", "speculative")
-class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=SpeculativeParams):
-    """A drafter proposes tokens, the target judges several of them per forward pass. The parameters
-    are those of ``SpeculativeParams`` and of all drafters, shapes and verifiers."""
-
-    protocol = "causal"
     papers = ("2211.17192", "2302.01318", "2403.10444")
     reference = "plain autoregression"
+    rules = (
+        *DraftsWithModel.rules,
+        Rule(
+            "verifier",
+            lambda s: not s.parts.verifier.relaxed,
+            "{verifier?}; relaxed ones belong to the sampler relaxed_acceptance",
+        ),
+        Rule(
+            "drafter",
+            lambda s: all(name in vars(s) for name in s.parts.drafter.reads),
+            lambda s: (
+                f"one that does not read {', '.join(s.parts.drafter.reads)}; speculative has no"
+                " such parameters, speculative_jacobi and relaxed_acceptance have"
+            ),
+        ),
+        Rule(
+            "verifier",
+            lambda s: s.parts.shape.is_chain or s.parts.verifier.judges_trees,
+            "one that judges trees ({verifier?,}), because sampler.shape is {shape}",
+        ),
+        Rule(
+            "shape",
+            lambda s: s.parts.shape.is_chain or s.parts.drafter.shapes,
+            "chain with the drafter {drafter}",
+        ),
+        Rule(
+            "nodes",
+            lambda s: s.nodes != AUTO or s.parts.shape.has_budget,
+            "a number, because sampler.shape is not {shape?}",
+        ),
+        Rule(
+            "shape",
+            lambda s: s.parts.shape.is_chain or s.has_auto_budget or s.num_nodes <= MOST_NODES,
+            f"a tree of at most {MOST_NODES:,}",
+            got=lambda s: f"{s.shape} with {s.num_nodes:,} drafts",
+        ),
+        Rule(
+            "draft_model",
+            lambda s: s.takes_several_drafts or len(draft_models(s.draft_model)) <= 1,
+            "one model; sampler.drafter {drafter?} takes several",
+        ),
+        Rule(
+            "verifier",
+            lambda s: (
+                not s.parts.policy.needs_same_tokens or s.parts.verifier.guarantee == "same_tokens"
+            ),
+            "{verifier?}, because sampler.policy {policy} looks at the batch",
+        ),
+        Rule(
+            "num_speculative_tokens",
+            lambda s: s.num_speculative_tokens != AUTO or not s.drafts_nodes,
+            "a number; auto is for chains of a draft model without sampler.draws",
+        ),
+        Rule(
+            "policy",
+            lambda s: s.policy == "constant" or not s.drafts_nodes,
+            "constant; others are for chains of a draft model without sampler.draws",
+        ),
+    )
 
     def __init__(self, **values):
         models = values.get("draft_model")
         if isinstance(models, (list, tuple)) and all(isinstance(m, str) for m in models):
             values["draft_model"] = ",".join(models)
         super().__init__(**values)
-        self.check_drafting()
-        verifier, source = self._rule(), self._source()
-        if verifier.relaxed:
-            exact = " or ".join(
-                name for name, v in registry.table("verifier").items() if not v.relaxed
-            )
-            raise bad_value(
-                "sampler.verifier",
-                self.verifier,
-                f"{exact}; relaxed ones belong to the sampler relaxed_acceptance",
-            )
-        lacking = [name for name in source.params if name not in type(self).__dataclass_fields__]
-        if lacking:
-            raise bad_value(
-                "sampler.drafter",
-                self.drafter,
-                f"one that does not read {', '.join(lacking)}; speculative has no such parameters,"
-                " speculative_jacobi and relaxed_acceptance have",
-            )
-        self._check_tree()
-        if not self.takes_several_drafts and len(draft_models(self.draft_model)) > 1:
-            known = registry.table("drafter").items()
-            able = " or ".join(name for name, source in known if source.several)
-            expected = f"one model; sampler.drafter {able} takes several"
-            raise bad_value("sampler.draft_model", self.draft_model, expected)
-        source.check(self)
-        self._draws()
-        self._check_length()
 
-    def _check_tree(self) -> None:
-        """Check the parts of a tree of drafts. Raises ``GenError``."""
-        verifier, source, shape = self._rule(), self._source(), self._shape_type()
-        if not shape.is_chain and not verifier.judges_trees:
-            known = registry.table("verifier").items()
-            trees = ", ".join(name for name, v in known if v.judges_trees)
-            raise bad_value(
-                "sampler.verifier", self.verifier, f"one that judges trees ({trees}), because"
-                f" sampler.shape is {self.shape}"
-            )  # fmt: skip
-        if not shape.is_chain and not source.shapes:
-            raise bad_value("sampler.shape", self.shape, f"chain with the drafter {self.drafter}")
-        if self.nodes == AUTO and not shape.has_budget:
-            known = registry.table("shape").items()
-            budgets = " or ".join(name for name, kind in known if kind.has_budget)
-            raise bad_value(
-                "sampler.nodes", AUTO, f"a number, because sampler.shape is not {budgets}"
-            )
-        if not shape.is_chain and not self._has_auto_budget():
-            drafts = shape(self._shape_params()).nodes
-            if drafts > MOST_NODES:
-                tree = f"{self.shape} with {drafts:,} drafts"
-                raise bad_value("sampler.shape", tree, f"a tree of at most {MOST_NODES:,}")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parts.drafter.check(self)
+        self.way_to_draw()
 
-    def _check_length(self) -> None:
-        """Check what decides how long chains are. Raises ``GenError``."""
-        verifier, policy = self._rule(), registry.get("length_policy", self.policy)
-        if policy.needs_same_tokens and verifier.guarantee != "same_tokens":
-            known = registry.table("verifier").items()
-            same = [name for name, v in known if v.guarantee == "same_tokens"]
-            reason = f"because sampler.policy {self.policy} looks at the batch"
-            raise bad_value("sampler.verifier", self.verifier, f"{' or '.join(same)}, {reason}")
-        if self._drafts_nodes() and self.num_speculative_tokens == AUTO:
-            expected = "a number; auto is for chains of a draft model without sampler.draws"
-            raise bad_value("sampler.num_speculative_tokens", AUTO, expected)
-        if self._drafts_nodes() and self.policy != "constant":
-            expected = "constant; others are for chains of a draft model without sampler.draws"
-            raise bad_value("sampler.policy", self.policy, expected)
+    @property
+    def drafts_nodes(self) -> bool:
+        """True where drafts are drawn node by node, and not by a drafter of chains."""
+        chains = self.parts.shape.is_chain and self.parts.drafter.makes_chains()
+        return not (chains and self.draws is None and self.draft_vocab is None)
 
-    def _source(self) -> type[DraftSource]:
-        return registry.get("drafter", self.drafter, "sampler.drafter")
+    @property
+    def has_auto_budget(self) -> bool:
+        """True where a clock decides how many drafts a tree has."""
+        return self.parts.shape.has_budget and self.nodes == AUTO
 
-    def _rule(self) -> type[Verifier]:
-        return registry.get("verifier", self.verifier, "sampler.verifier")
+    @property
+    def num_nodes(self) -> int:
+        """Most drafts of a round of a tree."""
+        return self.parts.shape(self.shape_params).nodes
 
-    def _shape_type(self) -> type[Shape]:
-        return registry.get("shape", self.shape, "sampler.shape")
-
-    def _shape_params(self) -> Params | None:
+    @property
+    def shape_params(self) -> Params | None:
         """Parameters of the shape, if it has some."""
         return part_params(self, "shape", self.shape)
 
-    def _drafts_nodes(self) -> bool:
-        """Whether drafts are drawn node by node, and not by a drafter of chains."""
-        source = self._source()
-        chains = self._shape_type().is_chain and source.makes_chains()
-        return not (chains and self.draws is None and self.draft_vocab is None)
-
-    def _draws(self) -> str:
+    def way_to_draw(self) -> str:
         """Choose how siblings are drawn.
 
         Raises:
             GenError: shape, verifier and drafter have no way in common, or not the one asked for.
         """
         users = {
-            f"sampler.shape {self.shape}": self._shape_type().takes,
-            f"sampler.verifier {self.verifier}": self._rule().draws,
-            f"sampler.drafter {self.drafter}": self._source().draws,
+            f"sampler.shape {self.shape}": self.parts.shape.takes,
+            f"sampler.verifier {self.verifier}": self.parts.verifier.draws,
+            f"sampler.drafter {self.drafter}": self.parts.drafter.draws,
         }
-        asked = self._shape_type().takes if self.draws is None else (self.draws,)
-        if self.draws is not None and self.draws not in DRAWS:
-            raise bad_value("sampler.draws", self.draws, " or ".join(DRAWS))
-        for one in asked:
+        for one in self.parts.shape.takes if self.draws is None else (self.draws,):
             if all(one in known for known in users.values()):
                 return one
         words = "; ".join(f"{user} takes {', '.join(known)}" for user, known in users.items())
@@ -203,15 +192,15 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
 
     @property
     def guarantee(self) -> str:
-        return self._rule().guarantee
+        return self.parts.verifier.guarantee
 
     @property
     def drafted(self) -> bool:
-        return self._source().needs_draft_model
+        return self.parts.drafter.needs_draft_model
 
     @property
     def takes_several_drafts(self) -> bool:
-        return self._source().several
+        return self.parts.drafter.several
 
     @property
     def draft_names(self) -> tuple[str | None, ...]:
@@ -221,46 +210,29 @@ class Speculative(DraftsWithModel, CausalSampler, PartSampler, params=Speculativ
 
     @property
     def timed(self) -> bool:
-        return self._source().is_timed(self) or self._has_auto_budget()
+        return self.parts.drafter.is_timed(self) or self.has_auto_budget
 
-    def _has_auto_budget(self) -> bool:
-        """Whether a clock decides how many drafts a tree has."""
-        return self._shape_type().has_budget and self.nodes == AUTO
+    def make_verifier(self) -> Verifier:
+        """Make the verifier of a call."""
+        return self.parts.verifier()
 
     def make_drafter(self, target, draft):
-        verifier = self._rule()().on(target.space, target.device)
+        verifier = self.make_verifier().on(target.space, target.device)
         if verifier.needs_greedy and target.sampling.temperature > 0:
             expected = f"0 with sampler.verifier {self.verifier}"
             raise bad_value("sampling.temperature", target.sampling.temperature, expected)
-        return self._make(target, draft, verifier)
-
-    def _make(self, target, draft, verifier: Verifier) -> Drafter:
-        source = self._source()
-        if not self._drafts_nodes():
-            return source.make(self, target, draft, verifier)
-        kind = self._shape_type()
-        params = self._shape_params()
-        if self._has_auto_budget():
-            auto = auto_width(self, target, 1 + most_nodes(kind, params))
-            shape = AutoShape(kind, params, auto)
+        if not self.drafts_nodes:
+            return self.parts.drafter.make(self, target, draft, verifier)
+        kind, params = self.parts.shape, self.shape_params
+        if self.has_auto_budget:
+            shape = kind(params, auto_width(self, target, 1 + kind.largest(params)))
         elif kind is Chain:
             shape = Chain(None, int(self.num_speculative_tokens))
         else:
             shape = kind(params)
         shape.attach(self, target, draft)
-        nodes = source.nodes(self, target, draft)
+        nodes, vocab = self.parts.drafter.of(self, target, draft), None
         if self.draft_vocab is not None:
             table = None if self.draft_table is None else read_table(self.draft_table, target)
-            nodes = TrimmedNodes(target, nodes, self.draft_vocab, table)
-        return NodeDrafter(nodes, shape, self._draws(), verifier)
-
-
-_preset = Preset(
-    "drafter_invariant",
-    "speculative",
-    {"verifier": "follow", "draws": "position_noise"},
-    about="drafter-invariant speculative decoding: draft and target share the noise of a position",
-    paper="2408.07978",
-    title="Coupling without Communication and Drafter-Invariant Speculative Decoding",
-)
-register("preset", _preset.name)(_preset)
+            vocab = DraftVocab(target, self.draft_vocab, table)
+        return NodeDrafter(nodes, shape, self.way_to_draw(), verifier, vocab)

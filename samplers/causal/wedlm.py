@@ -31,7 +31,7 @@ Preset: ``wedlm``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.method import SEQUENTIAL, Limit, method
-from gen.core.params import check_field, integer, number
+from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
@@ -50,13 +50,9 @@ from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.verifiers.base import num_accepted
 
 MASKED = -1  # in the window
-
-
-def leading(flags: Tensor) -> Tensor:
-    """Count the true entries of each row before the first false one: long [b]."""
-    return flags.long().cumprod(1).sum(1)
 
 
 class MaskedWindow(Drafter):
@@ -65,21 +61,16 @@ class MaskedWindow(Drafter):
     Args:
         target: the model with its items.
         mask: id of the mask token.
-        size: positions W of the window.
-        threshold: entropy below which a position is filled, in nats.
-        penalty: nats added per position behind the first masked one.
+        sampler: the sampler, with its parameters.
     """
 
     needs = frozenset({RAW_LOGPROBS})
     # tokens of positions n ... n + W - 1 of each row, long [b, W]
     filled = RowState(start=MASKED)
 
-    def __init__(
-        self, target: CausalTarget, mask: int, size: int, threshold: float, penalty: float
-    ):
-        self.target, self.mask, self.size = target, mask, size
-        self.threshold, self.penalty = threshold, penalty
-        self.window = 1 + size
+    def __init__(self, target: CausalTarget, mask: int, sampler: MaskedWindowSampler):
+        self.target, self.mask, self.sampler = target, mask, sampler
+        self.size, self.window = sampler.window, 1 + sampler.window
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         device, is_first_pass = tokens.device, self.filled is None
@@ -87,13 +78,12 @@ class MaskedWindow(Drafter):
             blank = (len(step.rows), self.size)
             self.filled = torch.full(blank, MASKED, dtype=torch.long, device=device)
         # 1. Positions that a row has, up to the first filled eos token
-        left = np.minimum(step.room, self._ends(step) - step.starts)
+        left = np.minimum(step.room, self._left(step))
         self.room, width = to_device(step.room, device), min(self.size, max(left.tolist()))
         self.offset = torch.arange(self.size, device=device)
-        self.known = self.filled != MASKED
         eos = self._first_end(self.filled)
         exists = (self.offset < to_device(left, device)[:, None]) & (self.offset <= eos[:, None])
-        self.known = self.known & exists
+        self.known = (self.filled != MASKED) & exists
         # 2. Filled tokens first, then masks, then what does not exist
         kind = torch.where(self.known, 0, torch.where(exists, 1, 2))
         self.order = kind.argsort(stable=True, dim=1)
@@ -114,9 +104,9 @@ class MaskedWindow(Drafter):
         is_masked = draft.exists & ~self.known.gather(1, order)
         entropy = torch.special.entr(output.raw()[:, 1:].double().exp()).sum(-1)
         first = torch.where(is_masked, order, self.size).amin(1, keepdim=True)
-        doubt = entropy + self.penalty * (order - first)
+        doubt = entropy + self.sampler.position_penalty * (order - first)
         doubt = doubt.masked_fill(~is_masked, torch.inf)
-        fill = doubt < self.threshold
+        fill = doubt < self.sampler.entropy_threshold
         least = (self.offset[:width] == doubt.argmin(1, keepdim=True)) & is_masked
         fill = torch.where(fill.any(1, keepdim=True), fill, least)
         logp = output.logprobs[:, 1:]
@@ -125,20 +115,15 @@ class MaskedWindow(Drafter):
         filled = self.filled.scatter(1, order, torch.where(fill, ids, before))
         # 2. Let the tokens leave that this pass computed, and the one behind them; all of a row
         # that is complete
-        computed, known = leading(self.known), leading(filled != MASKED)
-        end = to_device(self._ends(step) - step.starts, ids.device)
+        computed, known = num_accepted(self.known), num_accepted(filled != MASKED)
+        end = to_device(self._left(step), ids.device)
         complete = (known >= end) | (self._first_end(filled) < known)
         leave = torch.where(complete, known, computed + (known > computed).long())
         leave = torch.minimum(leave, self.room)
         # 3. The window begins behind them
         shifted = self.offset + leave[:, None]
-        padded = F.pad(filled, (0, self.size), value=MASKED)
-        self.filled = padded.gather(1, shifted)
-        return self._verdict(draft, filled, leave, computed)
-
-    def _verdict(self, draft: Draft, filled: Tensor, leave: Tensor, computed: Tensor) -> Verdict:
-        """Commit the first ``leave`` tokens [b], and keep the keys of the ``computed`` [b] ones."""
-        width = draft.tokens.shape[1]
+        self.filled = F.pad(filled, (0, self.size), value=MASKED).gather(1, shifted)
+        # 4. Commit them, and keep the keys of those that were computed
         tokens = F.pad(filled.clamp_min(0), (0, 1))[:, : 1 + width]
         columns = F.pad(self.order.argsort(1) + 1, (0, 1))[:, : 1 + width].clamp_max(width)
         path = None if draft.is_chain else draft.parents + 1
@@ -149,11 +134,11 @@ class MaskedWindow(Drafter):
         is_end = self.target.space.is_end(filled)
         return torch.where(is_end, self.offset, self.size).amin(1)
 
-    def _ends(self, step: CausalStep) -> np.ndarray:
-        """Look up how many tokens each row may have, int64 [b]."""
+    def _left(self, step: CausalStep) -> np.ndarray:
+        """Count the tokens that each row may still have, int64 [b]."""
         limits = self.target.limits
-        total = np.full(len(step.starts), self.target.length)
-        return total if limits is None else np.minimum(total, limits[step.items])
+        total = self.target.length if limits is None else limits[step.items]
+        return np.minimum(total, self.target.length) - step.starts
 
 
 @method(
@@ -186,10 +171,6 @@ class MaskedWindowSampler(CausalSampler):
     reference = "one position per forward pass"
     guarantee = "approximate"
 
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            check_field(f, getattr(self, f.name))
-
     @property
     def returns_logprobs(self) -> bool:
         """False: the tokens of a step are from several forward passes."""
@@ -198,6 +179,4 @@ class MaskedWindowSampler(CausalSampler):
     def make_drafter(self, target, draft):
         require_plain_history(target, "sampler masked_window")
         mask = learned_mask(target, "sampler masked_window", target.space.mask_token_id)
-        return MaskedWindow(
-            target, mask, self.window, self.entropy_threshold, self.position_penalty
-        )
+        return MaskedWindow(target, mask, self)

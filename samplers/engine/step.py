@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,14 +85,19 @@ def compute(
 
 def branched(step: CausalStep, draft: Draft) -> CausalStep:
     """Lay the columns of a tree of drafts at the positions of their depth, and those of a draft
-    with positions there; a chain lies there.
+    with positions there; a chain lies there, and ends where the draft ends.
 
     Drafts beyond the last position do not exist (``draft.exists``).
     """
     if draft.positions is not None:
         positions = torch.cat([step.start[:, None], draft.positions], 1)
     elif draft.is_chain:
-        return step
+        width = 1 + draft.tokens.shape[1]
+        if width >= step.valid.shape[1]:
+            return step
+        positions, valid = step.positions[:, :width], step.valid[:, :width]
+        widths = np.minimum(step.widths, width)
+        return replace(step, positions=positions, valid=valid, widths=widths)
     else:
         positions = step.start[:, None] + F.pad(draft.depth, (1, 0))
     inside = positions < (step.start + step.left)[:, None]

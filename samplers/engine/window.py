@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gen.core.errors import bad_value
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.step_context import CausalStep
 
@@ -318,12 +317,6 @@ class Windowed(Drafter):
             self._window.observe(
                 step.positions.shape[1], step.starts, np.minimum(num_accepted + 1, step.widths)
             )
-
-
-def checked(value: Any, param: str) -> None:
-    """Raises ``GenError`` for what is neither a number of positions or drafts nor ``auto``."""
-    if value != AUTO and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise bad_value(param, value, "an integer of at least 1, or auto")
 
 
 def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value, unknown
+from gen.core.errors import unknown
+from gen.core.params import number, param
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
 from gen.models.targets.base import StepOutput
@@ -40,7 +41,7 @@ from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
+from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, width_of
 from gen.samplers.verifiers.base import num_accepted
 
 INITS = ("repeat", "zeros")
@@ -110,8 +111,8 @@ class ContinuousJacobi(CausalSampler):
     one position before) or zeros.
     """
 
-    window: int | str = 16
-    tolerance: float = 0.05
+    window: int | str = param(16, int, 1, also=(AUTO,))
+    tolerance: float = number(0.05)
     init: str = "repeat"
 
     papers = ("2002.03629", "2002.09928")
@@ -120,10 +121,7 @@ class ContinuousJacobi(CausalSampler):
     reference = "plain autoregression"
 
     def __post_init__(self) -> None:
-        checked(self.window, "sampler.window")
-        number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
-        if not number or not 0 <= self.tolerance < float("inf"):
-            raise bad_value("sampler.tolerance", self.tolerance, "a number of at least 0")
+        super().__post_init__()
         if self.init not in INITS:
             raise unknown("sampler.init", self.init, INITS)
 

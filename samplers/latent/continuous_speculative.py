@@ -32,14 +32,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gen.core.errors import GenError, bad_value, unknown
-from gen.core.registry import register, registry
-from gen.core.sampler import Preset
+from gen.core.errors import GenError, unknown
+from gen.core.method import presets
+from gen.core.params import Rule, integer, number, param
+from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
-from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel, ModelDrafter
+from gen.samplers.causal.length_policies.policies import LengthPolicy
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.window import AUTO
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, PathRule
 from gen.samplers.verifiers.base import TOKEN
 
@@ -110,7 +112,7 @@ class _PathDrafter(ModelDrafter):
 
 @register("sampler", "continuous_speculative")
 @dataclass(frozen=True)
-class ContinuousSpeculative(ModelDrafted):
+class ContinuousSpeculative(DraftsWithModel):
     """Draft latents with a small model and verify several drafts per forward pass.
 
     ``mode``: exact or relaxed. ``max_tries``: draws from the target's side to replace a rejected
@@ -119,46 +121,33 @@ class ContinuousSpeculative(ModelDrafted):
     relaxed mode does not draft. ``draft_model``: a model's name; None for the modality's own.
     ``num_speculative_tokens``: drafts per round. ``policy``: a length policy that reads no
     probability. ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model;
-    None takes those of the target.
+    None takes those of the target. ``confidence_threshold``: of the policy confidence.
     """
 
-    num_speculative_tokens: int | str = 4
+    num_speculative_tokens: int | str = param(4, int, 1, also=(AUTO,))
     mode: str = "exact"
-    max_tries: int = 1000
-    relaxation: float = 0.0
-    prefill_ratio: float = 0.05
+    max_tries: int = integer(1000, least=1)
+    relaxation: float = number(0.0, most=1)
+    prefill_ratio: float = number(0.05, most=1)
+    confidence_threshold: float = 0.4
 
     kinds = ("latents",)
     papers = ("2411.11925",)
     reference = "target-only sampling"
+    rules = (
+        *DraftsWithModel.rules,
+        DRAFTS_DECIDE,
+        Rule(
+            "policy",
+            lambda s: not (s.parts.policy.needs_probability or s.parts.policy.needs_same_tokens),
+            "{policy?}: a latent has no probability",
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in MODES:
             raise unknown("sampler.mode", self.mode, MODES)
-        known = registry.table("length_policy")
-        if known[self.policy].needs_probability:
-            others = [
-                name
-                for name, p in known.items()
-                if not p.needs_probability and not p.needs_same_tokens
-            ]
-            expected = f"{' or '.join(others)}: a latent has no probability"
-            raise bad_value("sampler.policy", self.policy, expected)
-        if (
-            not isinstance(self.max_tries, int)
-            or isinstance(self.max_tries, bool)
-            or self.max_tries < 1
-        ):
-            raise bad_value("sampler.max_tries", self.max_tries, "an integer of at least 1")
-        for name in ("relaxation", "prefill_ratio"):
-            value = getattr(self, name)
-            if (
-                not isinstance(value, (int, float))
-                or isinstance(value, bool)
-                or not 0 <= value <= 1
-            ):
-                raise bad_value(f"sampler.{name}", value, "a number between 0 and 1")
 
     @property
     def guarantee(self) -> str:
@@ -185,14 +174,15 @@ class ContinuousSpeculative(ModelDrafted):
         return _PathDrafter(draft, paths, lengths)
 
 
-_preset = Preset(
-    "cspd",
+presets(
     "continuous_speculative",
-    {"mode": "relaxed", "num_speculative_tokens": 8, "relaxation": 0.9994},
-    about=(
-        "continuous speculative decoding with shared noise and an acceptance ratio flattened by"
-        " 42^2, as in the released code"
-    ),
-    paper="2411.11925",
+    ContinuousSpeculative,
+    cspd={
+        "mode": "relaxed",
+        "num_speculative_tokens": 8,
+        "relaxation": 0.9994,
+        "paper": "2411.11925",
+        "about": "continuous speculative decoding with shared noise and an acceptance ratio"
+        " flattened by 42^2, as in the released code",
+    },
 )
-register("preset", _preset.name)(_preset)

@@ -11,12 +11,13 @@ is allowed. With ``collapse``, the outputs of that distribution without equal ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value
+from gen.core.params import param
 from gen.core.registry import register
 from gen.samplers.lattice.base import Decoded, GraphRun, LatticeSampler, refuse_undefined
 
@@ -30,15 +31,9 @@ class Ancestral(LatticeSampler):
     tokens.
     """
 
-    link_temperature: float = 1.0
+    link_temperature: float = param(1.0, float, math.ulp(0.0), expected="a finite number above 0")
 
     reference = "the paths and tokens of the model's graph"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        t = self.link_temperature
-        if not isinstance(t, (int, float)) or isinstance(t, bool) or not 0 < t < float("inf"):
-            raise bad_value("sampler.link_temperature", t, "a finite number above 0")
 
     @property
     def guarantee(self) -> str:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
+from gen.core.params import flag
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import has_no_distribution
@@ -77,14 +78,10 @@ class LatticeSampler(Sampler):
     ``collapse``: drop a token that equals the one before it.
     """
 
-    collapse: bool = False
+    collapse: bool = flag(False)
 
     protocol = "lattice"
     papers = ("2205.07459",)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.collapse, bool):
-            raise bad_value("sampler.collapse", self.collapse, "true or false")
 
     @abstractmethod
     def decode(self, run: GraphRun) -> Decoded:

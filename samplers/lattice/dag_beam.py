@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gen.core.checks import check_int
+from gen.core.params import integer
 from gen.core.registry import register
 from gen.samplers.lattice.base import Decoded, GraphRun, LatticeSampler
 from gen.samplers.lattice.paths import log_product
-from gen.samplers.lattice.viterbi import check_penalty
+from gen.samplers.lattice.viterbi import length_penalty
 
 
 @register("sampler", "dag_beam")
@@ -35,17 +35,12 @@ class DagBeam(LatticeSampler):
     scores are divided by.
     """
 
-    beam_size: int = 10
-    length_penalty: float = 1.1
+    beam_size: int = integer(10, least=1)
+    length_penalty: float = length_penalty(1.1)
 
     guarantee = "approximate"
     reference = "the most probable output; a deterministic rule"
     aliases = {"alpha": "length_penalty", "beam": "beam_size"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("sampler.beam_size", self.beam_size, 1)
-        check_penalty(self.length_penalty)
 
     @property
     def deterministic(self) -> bool:

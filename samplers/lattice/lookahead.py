@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gen.core.errors import bad_value
+from gen.core.params import param
 from gen.core.registry import register
 from gen.samplers.lattice.base import Decoded, GraphRun, LatticeSampler
 
@@ -27,14 +27,10 @@ class Lookahead(LatticeSampler):
     ``beta``: weight of the tokens beside transitions; 0 is ``dag_greedy``.
     """
 
-    beta: float = 1.0
+    beta: float = param(1.0, float, 0, expected="a finite number of at least 0")
 
     guarantee = "approximate"
     reference = "the most probable path and tokens; a deterministic rule"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_beta(self.beta)
 
     @property
     def deterministic(self) -> bool:
@@ -42,12 +38,6 @@ class Lookahead(LatticeSampler):
 
     def decode(self, run: GraphRun) -> Decoded:
         return follow(run, self.beta)
-
-
-def check_beta(beta: object) -> None:
-    """Raise ``GenError`` unless ``beta`` is a finite number of at least 0."""
-    if not isinstance(beta, (int, float)) or isinstance(beta, bool) or not 0 <= beta < float("inf"):
-        raise bad_value("sampler.beta", beta, "a finite number of at least 0")
 
 
 def follow(run: GraphRun, beta: float) -> Decoded:

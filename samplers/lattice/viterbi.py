@@ -14,32 +14,31 @@ one number of tokens it is that for any penalty. Otherwise none.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gen.core.checks import check_int
-from gen.core.errors import bad_value
+from gen.core.params import param
 from gen.core.registry import register
 from gen.samplers.lattice.base import Decoded, GraphRun, LatticeSampler
 from gen.samplers.lattice.paths import best_paths
+
+
+def length_penalty(default: float) -> Any:
+    """Declare the exponent of the number of tokens that scores are divided by."""
+    return param(default, float, 0, expected="a finite number of at least 0")
 
 
 @dataclass(frozen=True)
 class PathSampler(LatticeSampler):
     """Base of samplers that choose one path; subclasses say what vertices add to its score."""
 
-    length_penalty: float = 1.0
-    max_length: int | None = None
+    length_penalty: float = length_penalty(1.0)
+    max_length: int | None = param(None, int, 1, also=(None,), expected="an integer of at least 1")
 
     guarantee = "approximate"
     aliases = {"beta": "length_penalty"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_penalty(self.length_penalty)
-        if self.max_length is not None:
-            check_int("sampler.max_length", self.max_length, 1)
 
     @property
     def deterministic(self) -> bool:
@@ -70,16 +69,6 @@ class Viterbi(PathSampler):
 
     papers = ("2210.05193", "2205.07459")
     reference = "the most probable path; a deterministic rule"
-
-
-def check_penalty(penalty: object) -> None:
-    """Raise ``GenError`` unless ``penalty`` is a finite number of at least 0."""
-    if (
-        not isinstance(penalty, (int, float))
-        or isinstance(penalty, bool)
-        or not 0 <= penalty < float("inf")
-    ):
-        raise bad_value("sampler.length_penalty", penalty, "a finite number of at least 0")
 
 
 def limited(run: GraphRun, most: int | None) -> GraphRun:

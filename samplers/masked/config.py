@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gen.core.params import Params, choice, flag, integer, part
+from gen.core.params import choice, flag, integer, part
 from gen.core.sampler import PartSampler
 
 # Names in other libraries. LLaDA2Pipeline of diffusers: threshold, editing_threshold,
@@ -31,9 +30,8 @@ SPELLINGS = {
 SAMPLING_ALIASES = {"cfg_scale": ("guidance_scale", 1.0)}
 
 
-@dataclass(frozen=True)
-class LoopParams(Params):
-    """Parameters of the masked loop.
+class MaskedSampler(PartSampler):
+    """Sampler that runs the masked loop (``gen.samplers.masked.loop``).
 
     Attributes:
         steps: maximum number of forward passes, if the selector follows the schedule; blocks share
@@ -66,10 +64,6 @@ class LoopParams(Params):
     stop: str = part("filled", "stop")
     blocks: str = part("whole", "block_schedule")
     cache: str = part("none", "cache_policy")
-
-
-class MaskedSampler(PartSampler, params=LoopParams):
-    """Sampler that runs the masked loop (``gen.samplers.masked.loop``)."""
 
     protocol = "masked"
     aliases: ClassVar[Mapping[str, str]] = ALIASES

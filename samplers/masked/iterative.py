@@ -31,7 +31,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.samplers.masked.config import LoopParams, MaskedSampler
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.stepped import SteppedMasked
@@ -40,7 +40,7 @@ from gen.samplers.masked.stepped import SteppedMasked
 @register("sampler", "masked_iterative")
 class MaskedIterative(MaskedSampler):
     """Predict all masked positions, commit some of them, and repeat. The parameters are
-    those of ``gen.samplers.masked.config.LoopParams`` and of all parts."""
+    those of ``gen.samplers.masked.config.MaskedSampler`` and of all parts."""
 
     kinds = ("codes", "latents")
     papers = ("2202.04200", "2503.17076", "2406.11838")
@@ -83,7 +83,6 @@ class MaskedIterative(MaskedSampler):
 
     def _refuse_latents(self) -> None:
         """Raise ``GenError`` for parts that read probabilities of tokens."""
-        usual = LoopParams()
         if self.order is not None and self.order not in BLIND:
             raise GenError(
                 f"sampler.order is {self.order!r}, which looks at the probability of a token;"
@@ -91,10 +90,10 @@ class MaskedIterative(MaskedSampler):
             )
         for name in ("remasker", "selector", "stop", "blocks"):
             if getattr(self, name) not in (
-                getattr(usual, name),
+                self.own[name].default,
                 *(["fixed"] if name == "blocks" else []),
             ):
                 raise GenError(
                     f"sampler.{name} is {getattr(self, name)!r}, which looks at the probability of"
-                    f" tokens; latents have none; expected {getattr(usual, name)}"
+                    f" tokens; latents have none; expected {self.own[name].default}"
                 )

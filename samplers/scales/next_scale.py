@@ -25,7 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
+from gen.core.params import flag, param
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput
@@ -43,22 +44,16 @@ class NextScale(Sampler):
     codes in place of tokens.
     """
 
-    early: int | None = None
+    early: int | None = param(None, int, 0, also=(None,), expected="a number of scales, or None")
     draft_model: str | None = None
-    more_smooth: bool = False
+    more_smooth: bool = flag(False)
 
     protocol = "scales"
     papers = ("2404.02905", "2411.17787")
     reference = "the product of the model's scales"
 
     def __post_init__(self) -> None:
-        early = self.early
-        if early is not None and (
-            not isinstance(early, int) or isinstance(early, bool) or early < 0
-        ):
-            raise bad_value("sampler.early", early, "a number of scales, or None")
-        if not isinstance(self.more_smooth, bool):
-            raise bad_value("sampler.more_smooth", self.more_smooth, "true or false")
+        super().__post_init__()
         if self.more_smooth and self.drafted:
             raise GenError(
                 "sampler.more_smooth is true, and sampler.early hands tokens to a draft model;"

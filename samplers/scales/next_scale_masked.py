@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.core.params import Params, choice, number
+from gen.core.params import choice, number, param
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.samplers.masked.step import highest
@@ -43,7 +43,7 @@ Schedule = tuple[tuple[int, ...], ...]
 
 @register("sampler", "next_scale_masked")
 @dataclass(frozen=True)
-class NextScaleMasked(Sampler, Params):
+class NextScaleMasked(Sampler):
     """Fill a scale at once, then draw its least probable tokens again in a few passes.
 
     ``schedule``: counts of tokens that stay after each pass, one list per scale; ``fill`` for one
@@ -54,7 +54,9 @@ class NextScaleMasked(Sampler, Params):
 
     schedule: Any = None
     order: str = choice("confidence", ORDERS)
-    conf_threshold: float | None = None
+    conf_threshold: float | None = param(
+        None, float, 0, 1, also=(None,), expected="a number from 0 to 1, or None"
+    )
     refine_guidance: float = number(1.0)
 
     protocol = "refined_scales"
@@ -66,10 +68,6 @@ class NextScaleMasked(Sampler, Params):
         super().__post_init__()
         if self.schedule not in (None, FILL):
             object.__setattr__(self, "schedule", read_schedule(self.schedule))
-        threshold = self.conf_threshold
-        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-        if threshold is not None and not (is_number and 0 <= threshold <= 1):
-            raise bad_value("sampler.conf_threshold", threshold, "a number from 0 to 1, or None")
 
     def counts(self, lengths: Sequence[int]) -> Schedule:
         """Return the counts of scales with so many positions.

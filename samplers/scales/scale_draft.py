@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gen.core.params import Params, choice, integer, number
+from gen.core.params import choice, integer, number
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.samplers.engine.draft import Draft
@@ -34,7 +34,7 @@ from gen.samplers.verifiers.base import Token, num_accepted
 
 @register("sampler", "scale_draft")
 @dataclass(frozen=True)
-class ScaleDraft(Sampler, Params):
+class ScaleDraft(Sampler):
     """Draft a scale with one filling pass, and judge several tokens per refining call.
 
     ``num_speculative_tokens``: tokens m that one call judges. ``order``: the fixed order of the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gen.contracts.scorer import Evaluator, Scorer, read_scorer
 from gen.core.errors import GenError
-from gen.core.params import check_field
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler, resolve_sampler, spell
 from gen.core.stats import SampleOutput, Stats
@@ -44,8 +43,7 @@ class SearchSampler(Sampler):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", spell(self.base))
-        for f in fields(self):
-            check_field(f, getattr(self, f.name))
+        super().__post_init__()
         # whatever is wrong with them is an error now
         resolve_sampler(self.base, where="sampler.base")
         read_scorer(self.scorer)

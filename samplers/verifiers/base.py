@@ -11,7 +11,7 @@ filtered):
 
 After the last draft the next token is drawn from p itself. Leviathan et al. (arXiv 2211.17192) and
 Chen et al. (arXiv 2302.01318); Sun et al., "Block Verification Accelerates Speculative Decoding"
-(arXiv 2403.10444).
+(arXiv 2403.10444). Verifiers of trees are in ``gen.samplers.verifiers.trees``.
 
 Guarantee: if every x_i ~ q_i given the tokens before it, what is committed is distributed as p.
 ``block`` accepts at least as many drafts on average as any other rule that looks at one chain, so
@@ -19,6 +19,8 @@ at least as many as ``token``. It holds too where the chain ended because of the
 (``length_policies``): each i above is a node of a tree of unequal depths.
 
 A residual is never warped again, and where it is empty (p = q up to rounding) it falls back to p.
+It is a difference of probabilities: a draft of a chain comes from its whole q, so that what these
+cannot hold is as rare as that. What earlier siblings left of q is not (``trees``).
 
 Behind a draft that the target cannot say there need not be a distribution: the tokens before that
 position have no mass, and all log-probabilities there may be NaN. No draft is accepted there, and
@@ -27,6 +29,7 @@ such a p says nothing about the drafts before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -49,6 +52,10 @@ from gen.samplers.engine.draft import (
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.step_context import StepContext
 
+# the column of the forward pass behind which the next token is drawn, long [b], 0 for the root; and
+# a function that makes the log-probabilities [b, V] of it where a draft was rejected
+Decision = tuple[Tensor, Callable[[], Tensor]]
+
 
 def num_accepted(kept: Tensor) -> Tensor:
     """Count the columns that are true before the first false one: bool [b, L] -> long [b]."""
@@ -64,12 +71,17 @@ def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
+def draft_logp(draft: Draft, logp: Tensor) -> Tensor:
+    """Look up the log-probability of the drafts of a chain, [b, L]; ``logp`` [b, L, V]."""
+    return logp.gather(-1, draft.tokens[..., None])[..., 0]
+
+
 def recovered(step: StepContext, column: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
     """Draw the recovered tokens [b, 1] of rejected drafts.
 
     Args:
         step: context of the step.
-        column: column of the rejected draft, long [b].
+        column: column of the pass at which they stand, long [b].
         rejected: rows that have one, bool [b]; the others draw for nothing.
         logprobs: log of the residual [b, V].
     """
@@ -77,7 +89,7 @@ def recovered(step: StepContext, column: Tensor, rejected: Tensor, logprobs: Ten
 
 
 class Verifier:
-    """Rule that accepts the beginning of a path of drafts and draws the token after it.
+    """Rule that accepts a path of drafts from the root on and draws the token after it.
 
     Attributes:
         guarantee: what the rule does to the distribution.
@@ -108,11 +120,7 @@ class Verifier:
         return ()
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
-        """Make the verifier for these tokens.
-
-        Raises:
-            GenError: the tokens lack what it needs.
-        """
+        """Make the verifier for these tokens. Raises ``GenError`` if they lack what it needs."""
         return self
 
     def attach(self, target: CausalTarget, weights: str | None = None) -> Verifier:
@@ -128,56 +136,60 @@ class Verifier:
         """
         return self.on(target.space, target.device)
 
-    def verify(self, step: StepContext, tree: Draft, logp: Tensor) -> Verdict:
+    def decide(self, step: StepContext, draft: Draft, logp: Tensor) -> Decision:
+        """Decide which drafts are accepted; arguments as in ``verify``."""
+        raise NotImplementedError
+
+    def verify(self, step: StepContext, draft: Draft, logp: Tensor) -> Verdict:
         """Accept a path of drafts and draw the token after it.
+
+        A bonus token, where no draft was rejected, has the noise of its position, which was not
+        used yet: a row without drafts draws the same in a batch whose other rows have some.
 
         Args:
             step: context of the step, whose positions are those of the root and the drafts.
-            tree: L drafts: a chain, or a tree if the rule ``judges_trees``.
+            draft: L drafts: a chain, or a tree if the rule ``judges_trees``.
             logp: log-probabilities [b, W, V] of the target after the root and each draft, W > L;
                 of a chain W may be L, where no row has its last draft accepted.
 
         Returns:
             The accepted drafts; tokens [b, W] are right up to the token after them.
         """
-        accepted, residual = self.decide(step, tree, logp)
-        length, width, column = tree.tokens.shape[1], logp.shape[1], accepted[:, None]
-        drafts = tree.exists.sum(1)
-        rejected, free = accepted < drafts, accepted == drafts
-        free &= accepted < step.valid.sum(1)
-        ids = F.pad(tree.tokens, (0, width - length))
-        last = ids[:, :1]  # the token after the accepted drafts
+        last, residual = self.decide(step, draft, logp)
+        count, path, ids = last, None, draft.tokens
+        if draft.is_chain:
+            rejected = last < draft.exists.sum(1)
+        else:
+            count, path = draft.depth_of(last - 1), draft.path(last - 1)
+            ids = ids.gather(1, path)
+            rejected = (draft.exists & (draft.parents == last[:, None] - 1)).any(1)
+        free = ~rejected & (count < step.valid.sum(1))
+        width, at = logp.shape[1], last.clamp_max(logp.shape[1] - 1)
+        ids = F.pad(ids, (0, width - ids.shape[1]))
+        end = count.clamp_max(width - 1)[:, None]
+        after = ids.gather(1, end)
         if may_be_any(rejected):
-            at = accepted.clamp_max(length - 1)
-            last = recovered(step, at, rejected, residual(at))
+            new = recovered(step, at, rejected, residual())
+            after = torch.where(rejected[:, None], new, after)
         if may_be_any(free):
-            # all drafts accepted: the bonus token, whose position has noise that was not used yet
-            at = accepted.clamp_max(width - 1)
             bonus = step.categorical(columns_of(logp, at), "token", free[:, None], at, shared=True)
-            last = torch.where(free[:, None], bonus, last)
-        is_last = torch.arange(width, device=logp.device) == column
-        return Verdict(accepted, torch.where(is_last, last, ids))
-
-    def decide(self, step: StepContext, tree: Draft, logp: Tensor):
-        """Decide which drafts of a chain are accepted; arguments as in ``verify``.
-
-        Returns:
-            Accepted drafts [b], and a function from the columns of rejected ones, long [b], to the
-            log of their residual [b, V].
-        """
-        raise NotImplementedError
+            after = torch.where(free[:, None], bonus, after)
+        return Verdict(count, ids.scatter(1, end, after), path)
 
 
-class PositionVerifier(Verifier):
-    """Verifier that judges every draft by itself; the first rejection ends the chain."""
+@register("verifier", "token")
+class Token(Verifier):
+    """min(1, p(x) / q(x)), draft by draft."""
 
-    def acceptance(self, tree: Draft, logp: Tensor) -> Tensor:
-        """Compute the probability f(x) to accept each draft, [b, L]; ``logp`` [b, L, V]."""
-        raise NotImplementedError
+    def credit(self, draft: Draft, logp: Tensor) -> Tensor:
+        """Compute log g(x) of the drafts, [b, L], for an acceptance of min(1, g(x) / q(x)): log p,
+        which verifiers may raise; ``logp`` [b, L, V]."""
+        return draft_logp(draft, logp)
 
-    def chance(self, tree: Draft, logp: Tensor) -> Tensor:
-        """Compute ``acceptance``, and 0 where there is no distribution."""
-        return self.acceptance(tree, logp).nan_to_num(0.0)
+    def chance(self, draft: Draft, logp: Tensor) -> Tensor:
+        """Compute the probability f(x) to accept each draft, [b, L], which is 0 where there is no
+        distribution; ``logp`` [b, L, V]."""
+        return (self.credit(draft, logp) - draft.log_mass()).clamp_max(0).exp().nan_to_num(0.0)
 
     def residual(self, logq: Tensor, logp: Tensor) -> Tensor:
         """Compute log norm((p - q)+) of log-probabilities, [b, n, V]; it is asked of the few drafts
@@ -188,59 +200,46 @@ class PositionVerifier(Verifier):
         """
         return normalised(logp.exp().sub_(logq.exp()).clamp_min_(0), logp)
 
-    def residual_at(self, tree: Draft, logp: Tensor, column: Tensor) -> Tensor:
+    def residual_at(self, draft: Draft, logp: Tensor, column: Tensor) -> Tensor:
         """Compute the residual of one draft of each row, in ``column`` [b]: [b, V]; ``logp`` [b, W,
         V], W >= L."""
         logp = columns_of(logp, column)
-        return self.residual(tree.drawn_from(column, logp), logp)[:, 0]
+        return self.residual(draft.drawn_from(column, logp), logp)[:, 0]
 
-    def decide(self, step, tree, logp):
-        chance = self.chance(tree, logp[:, : tree.tokens.shape[1]])
-        kept = step.flip(chance, "accept", tree.exists) & tree.exists
-        return num_accepted(kept), lambda column: self.residual_at(tree, logp, column)
-
-
-@register("verifier", "token")
-class Token(PositionVerifier):
-    """min(1, p(x) / q(x)), draft by draft."""
-
-    def acceptance(self, tree, logp):
-        log_p = logp.gather(-1, tree.tokens[..., None])[..., 0]
-        return (log_p - tree.log_mass()).clamp_max(0).exp()
+    def decide(self, step, draft, logp):
+        length = draft.tokens.shape[1]
+        chance = self.chance(draft, logp[:, :length])
+        count = num_accepted(step.flip(chance, "accept", draft.exists) & draft.exists)
+        return count, lambda: self.residual_at(draft, logp, count.clamp_max(length - 1))
 
 
 @register("verifier", "block")
 class Block(Verifier):
     """All drafts of a chain together."""
 
-    def decide(self, step, tree, logp):
-        drafted, (b, length) = tree.exists, tree.tokens.shape
+    def decide(self, step, draft, logp):
+        drafted, length = draft.exists, draft.tokens.shape[1]
         logp = logp[:, :length]
-        log_p = logp.gather(-1, tree.tokens[..., None])[..., 0]
-        log_p = log_p.nan_to_num(-torch.inf, neginf=-torch.inf)
+        log_p = draft_logp(draft, logp).nan_to_num(-torch.inf, neginf=-torch.inf)
         # P is a walk that is held below 1: log P_i = sum_i - max(0, sum_1, ..., sum_i)
-        walk = torch.where(drafted, log_p - tree.log_mass(), 0).cumsum(1)
-        joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P_0 ... P_L
-        if length:
-            joint[:, 1:] = (walk - walk.cummax(1).values.clamp_min(0)).exp()
-        q = tree.drawn_from(slice(None), logp).exp().masked_fill_(~drafted[..., None], 0)
-        rest = self.rest(
-            joint[:, :-1, None], logp.exp(), q
-        )  # what a rejection after i drafts leaves: [b, L, V], i < L
+        walk = torch.where(drafted, log_p - draft.log_mass(), 0).cumsum(1)
+        joint = F.pad((walk - walk.cummax(1).values.clamp_min(0)).exp(), (1, 0), value=1.0)
+        q = draft.drawn_from(slice(None), logp).exp().masked_fill_(~drafted[..., None], 0)
+        # what a rejection after i drafts leaves: [b, L, V], i < L
+        rest = self.rest(joint[:, :-1, None], logp.exp(), q)
         more = rest[:, 1:].sum(-1)  # S_1 ... S_L-1
         down = more + 1 - joint[:, 1:-1]
         inner = torch.where(down > 0, more / down, 1.0)
         chance = joint[:, 1:].clone()  # the last draft's, P_n
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
         coins = step.flip(chance, "accept", drafted) & drafted
-        accepted = (
-            (coins * torch.arange(1, length + 1, device=logp.device)).amax(1)
-            if length
-            else drafted.sum(1)
-        )
-        return accepted, lambda column: normalised(
-            *(columns_of(x, column)[:, 0] for x in (rest, logp))
-        )
+        count = (coins * torch.arange(1, length + 1, device=logp.device)).amax(1)
+
+        def residual() -> Tensor:
+            column = count.clamp_max(length - 1)
+            return normalised(*(columns_of(x, column)[:, 0] for x in (rest, logp)))
+
+        return count, residual
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """Compute (P p - q)+, which is 0 where P is: there need not be a p."""

@@ -32,7 +32,7 @@ import torch
 
 from gen.core.errors import GenError
 from gen.core.method import Limit, method
-from gen.core.params import Params, choice, integer
+from gen.core.params import choice, integer
 from gen.core.registry import register
 from gen.core.rng import RNG
 from gen.core.sampler import Callback, Sampler
@@ -63,7 +63,7 @@ ONE_AHEAD = "one frame per round"
 )
 @register("sampler", "next_frame")
 @dataclass(frozen=True)
-class NextFrame(Params, Sampler):
+class NextFrame(Sampler):
     """Decode frame after frame.
 
     ``steps``: forward passes per frame. ``speculate``: what a round makes under the assumption that

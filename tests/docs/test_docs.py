@@ -25,7 +25,7 @@ from gen.config.job import load_config
 from gen.config.packaged import find_config
 from gen.config.yaml_text import dump_yaml, load_yaml
 from gen.core.registry import registry
-from gen.core.sampler import _composed, _of_parts
+from gen.core.sampler import _composed
 from gen.recipes.acceptance_head import main as acceptance_head_recipe
 from gen.recipes.action.camera import main as camera_recipe
 from gen.recipes.action.recipe import main as action_recipe
@@ -240,15 +240,12 @@ def separate_registry() -> Iterator[None]:
     before = registry._kinds, registry._params
     registry._kinds = {kind: dict(table) for kind, table in registry._kinds.items()}
     registry._params = dict(registry._params)
-    caches = (_composed, _of_parts)
-    for cache in caches:
-        cache.cache_clear()
+    _composed.cache_clear()
     try:
         yield
     finally:
         registry._kinds, registry._params = before
-        for cache in caches:
-            cache.cache_clear()
+        _composed.cache_clear()
 
 
 @pytest.mark.parametrize(("page", "quick"), ON_PAGES)

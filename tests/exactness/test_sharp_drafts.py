@@ -1,5 +1,5 @@
-"""Siblings of a sharp draft distribution, in float32: after the first one is taken out, less is
-left than probabilities can hold, and the next one was drawn from it all the same.
+"""Drafts of a sharp distribution, in float32: after the first of several siblings is taken out,
+less is left than probabilities can hold, and the next one was drawn from it all the same.
 
 The production code runs on every outcome of its draws. Logits of the draft model lie 60 to 300
 apart, and float32 ends at a gap of 103.
@@ -16,12 +16,14 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.causal.speculative import Speculative
-from gen.samplers.verifiers import recursive
+from gen.samplers.verifiers import trees
 
 ROUNDING, WRONG = 1e-5, 1e-3
 PLAIN = SamplingParams()
 SPACE = TokenSpace.codes((3,), 4, 4)
 TREES = {
+    "token": {"shape": "chain", "num_speculative_tokens": 3, "verifier": "token"},
+    "block": {"shape": "chain", "num_speculative_tokens": 3, "verifier": "block"},
     "rsd_c": {"shape": "branching", "branching": "3-1-2", "verifier": "recursive"},
     "rsd_s": {"shape": "stochastic_beam", "beam_width": 2, "tree_depth": 2},
     "sequoia": {"shape": "optimal", "nodes": 4, "tree_depth": 2, "acceptance_by_rank": "0.5,0.3"},
@@ -46,16 +48,17 @@ class InFloat32(TabularCausal):
         return super().after(sequence).float()
 
 
-def error(tree: dict, gap: float) -> float:
+def error(tree: dict, gap: float, spread: float = 1.5) -> float:
     """Return the largest error of a probability over three contexts.
 
     Args:
         tree: parameters of the sampler.
         gap: largest distance of the draft model's logits, divided by its temperature.
+        spread: largest distance of the target's logits.
     """
     params = {"draws": "without_replacement", "verifier": "recursive"} | tree
     sampler = Speculative(**params, draft_temperature=1.5 / gap)
-    target, draft = InFloat32(4, 0, low=0.0, spread=1.5), InFloat32(4, 5, low=0.0, spread=1.5)
+    target, draft = (InFloat32(4, s, low=0.0, spread=x) for s, x in ((0, spread), (5, 1.5)))
 
     def decode(rng, context):
         small = causal_target(draft, SPACE, PLAIN, context)
@@ -68,8 +71,13 @@ def error(tree: dict, gap: float) -> float:
 
 @pytest.mark.parametrize("gap", [pytest.param(60, marks=pytest.mark.slow), 110, 300])
 @pytest.mark.parametrize("tree", TREES)
-def test_siblings_of_a_sharp_draft_keep_the_distribution(tree, gap):
+def test_sharp_drafts_keep_the_distribution(tree, gap):
     assert error(TREES[tree], gap) < ROUNDING
+
+
+@pytest.mark.parametrize("tree", ["token", "block", "rsd_c", "traversal"])
+def test_a_sharp_target_keeps_its_distribution(tree):
+    assert error(TREES[tree], 110, spread=120.0) < ROUNDING
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal"])
@@ -93,6 +101,6 @@ def test_control_what_is_left_judged_as_probabilities_fails(monkeypatch, verifie
 def test_a_residual_of_tails_alone_keeps_its_proportions():
     p = torch.tensor([[0.0, -110.0, -120.0, -130.0]])
     q = torch.tensor([[0.0, -111.0, -120.0, -125.0]])
-    rest = recursive.residual(p, q)  # mass is left at one token, and is 0 as a float32
+    rest = trees.log_residual(p, q)  # mass is left at one token, and is 0 as a float32
     assert rest.exp().tolist() == [[0.0, 1.0, 0.0, 0.0]]
-    assert recursive.residual(p, p).tolist() == p.tolist()
+    assert trees.log_residual(p, p).tolist() == p.tolist()

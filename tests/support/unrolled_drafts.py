@@ -9,8 +9,8 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.models.nets.draft_heads.entries import EntryLayer, last_tokens
 from gen.samplers.causal.drafters.heads import EntryNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.engine.causal_loop import decode_causal
 
 LENGTH = 7

@@ -5,12 +5,14 @@ A folder holds ``config.json``, with the kind of the drafter, the digest of its 
 the sampling parameters of the distribution that it was trained for and the arguments of its
 network, and ``model.safetensors``. A drafter of other weights or another distribution would draft
 badly without a word, so that it is refused. ``gen.recipes.drafters`` writes such folders.
+
+Targets of models that draft with the target's own network are made here as well.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.protocols import SharedModel
+from gen.models.adapters.protocols import LayeredModel, SharedModel
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
@@ -250,6 +252,28 @@ def unfiltered(sampling: SamplingParams) -> SamplingParams:
     A drafter that is trained on the final distribution has learned those.
     """
     return SamplingParams(temperature=sampling.temperature)
+
+
+def layered_target(
+    target: CausalTarget, method: str, plan: Callable[[int], Sequence[int]]
+) -> CausalTarget:
+    """Return the target of the same model with some of its layers.
+
+    Args:
+        target: the model with its items.
+        method: name of the drafter, for messages.
+        plan: numbers of the kept layers, upwards, of a model of so many layers.
+
+    Raises:
+        GenError: the model has no layers that can be left out.
+    """
+    model = target.model
+    if not isinstance(model, LayeredModel):
+        raise GenError(
+            f"the drafter {method} needs a model whose layers can be left out, and"
+            f" {type(model).__name__} has none; expected a causal language model of transformers"
+        )
+    return target.with_model(model.with_layers(plan(model.num_layers)))
 
 
 def altered_target(

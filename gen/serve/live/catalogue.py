@@ -11,9 +11,8 @@ from gen.contracts.modality import Modality
 from gen.core.described import describe_sampler, meanings_of
 from gen.core.docstrings import default_of, first_line
 from gen.core.errors import GenError
-from gen.core.params import part_kinds
 from gen.core.registry import registry
-from gen.core.sampler import PartSampler, Sampler, protocol_of, resolve_sampler
+from gen.core.sampler import Sampler, protocol_of, resolve_sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
 from gen.serve.api.samplers import require_served
@@ -174,7 +173,7 @@ def _parameter(f: dataclasses.Field, sampler: Sampler, usual: Sampler) -> dict[s
         "name": f.name,
         "default": default,
         "meaning": meanings_of(type(sampler)).get(f.name, ""),
-        "options": _options(f, sampler),
+        "options": _options(f),
     }
 
 
@@ -183,12 +182,10 @@ def getattr_of(sampler: Sampler, f: dataclasses.Field) -> Any:
     return vars(sampler).get(f.name, default_of(f))
 
 
-def _options(f: dataclasses.Field, sampler: Sampler) -> list[str]:
+def _options(f: dataclasses.Field) -> list[str]:
     """Return the words that a parameter may be; empty where it is no word."""
     stated: Mapping[str, Any] = f.metadata
-    if "options" in stated:
-        return list(stated["options"])
-    if isinstance(sampler, PartSampler):
-        kind = part_kinds(sampler.own_params).get(f.name)
-        return sorted(registry.table(kind)) if kind else []
-    return []
+    if "kind" in stated:
+        return sorted(registry.table(stated["kind"]))
+    words = stated.get("also", ()) if stated.get("type") is None else ()
+    return [word for word in words if isinstance(word, str)]

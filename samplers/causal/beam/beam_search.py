@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from gen.core.errors import bad_value
 from gen.core.method import GREEDY_DECODING, Limit, method
-from gen.core.params import integer, number
+from gen.core.params import Rule, integer, number
 from gen.core.registry import register
 from gen.samplers.causal.beam.pool import (
     Candidate,
@@ -42,15 +41,10 @@ from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 
 class Beams(Search):
-    """Beam search of one item, in groups that are open or not.
-
-    Args:
-        params: parameters of the method.
-        item: the item.
-    """
+    """Beam search of one item, in groups that are open or not."""
 
     def __init__(self, params: BeamSearch, item: Item):
-        self.params = params
+        super().__init__(params, item)
         groups = range(params.num_beam_groups)
         self.pools = [Pool(params, params.group_size, item) for _ in groups]
         # row of each live hypothesis of each group; all begin with the prompt
@@ -114,15 +108,16 @@ class BeamSearch(PoolSampler):
     diversity_penalty: float = number(0.0)
 
     papers = ("1610.02424",)
+    search = Beams
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_beams % self.num_beam_groups:
-            raise bad_value(
-                "sampler.num_beam_groups",
-                self.num_beam_groups,
-                f"a divisor of num_beams {self.num_beams}",
-            )
+    rules = (
+        *PoolSampler.rules,
+        Rule(
+            "num_beam_groups",
+            lambda s: not s.num_beams % s.num_beam_groups,
+            "a divisor of num_beams {num_beams}",
+        ),
+    )
 
     @property
     def num_texts(self) -> int:
@@ -132,9 +127,6 @@ class BeamSearch(PoolSampler):
     def group_size(self) -> int:
         """Hypotheses of a group."""
         return self.num_beams // self.num_beam_groups
-
-    def search(self, item: Item) -> Beams:
-        return Beams(self, item)
 
     def width(self, num_ends: int) -> int:
         # so many tokens of a row may be penalised

@@ -13,19 +13,12 @@ be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from gen.core.checks import check_int
-from gen.core.errors import bad_value
-from gen.core.params import integer, number
+from gen.core.params import Rule, integer, number, param
 from gen.samplers.causal.beam.base import SearchSampler
 from gen.samplers.engine.hypotheses import Item, Text
-
-
-def _check_early_stopping(name: str, value: Any) -> None:
-    if value not in (True, False, "never"):
-        raise bad_value(name, value, "true, false or 'never'")
 
 
 @dataclass(frozen=True)
@@ -38,12 +31,12 @@ class PoolSampler(SearchSampler):
     """
 
     length_penalty: float = number(1.0, -100, 100)
-    early_stopping: bool | str = field(default=False, metadata={"check": _check_early_stopping})
+    early_stopping: bool | str = param(
+        False, also=(True, False, "never"), expected="true, false or 'never'"
+    )
     rank: int = integer(0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("sampler.rank", self.rank, 0, self.num_texts - 1)
+    rules = (Rule("rank", lambda s: s.rank < s.num_texts, lambda s: f"0 to {s.num_texts - 1}"),)
 
     @property
     def num_texts(self) -> int:

@@ -16,14 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import ScopeParams, TableSource, TailNodes
+from gen.samplers.causal.drafters.tables import ScopeParams, Table
+from gen.samplers.engine.outputs import NONE
 
 MOST_RECENT = 3  # occurrences with a bonus
 
@@ -43,34 +42,6 @@ class AdedParams(ScopeParams):
     kept_tokens: int = integer(12, least=1)
 
 
-class AdedNodes(TailNodes):
-    """Nodes weighted by tri-grams, or by pairs where there are none."""
-
-    num_tokens = 2
-
-    def __init__(self, target: CausalTarget, params: AdedParams):
-        super().__init__(target, params.scope)
-        self.params = params
-
-    def weigh_tails(self, text: Text, tails: Tensor) -> Tensor:
-        params = self.params
-        lengths = text.matches(tails)
-        longest = lengths.amax(-1, keepdim=True)
-        counts = ((lengths == longest) & (longest > 0)).to(self.dtype)
-        column = torch.arange(lengths.shape[2], device=lengths.device)
-        # the first token of the n-gram, and the one that follows the column
-        first = column - longest + 1
-        is_recent = first >= (text.end - params.recent_tokens)[:, None, None]
-        following = torch.nn.functional.pad(text.ids[:, 1:], (0, 1), value=NONE)
-        ids = following[:, None].expand(lengths.shape)
-        recent = self.add_up(ids, counts * is_recent).clamp_max(MOST_RECENT)
-        counts = self.add_up(ids, counts)
-        weights = counts / counts.sum(-1, keepdim=True).clamp_min(1)
-        weights = weights + params.recency_bonus * recent
-        top = weights.topk(min(params.kept_tokens, self.size), -1)
-        return torch.zeros_like(weights).scatter(-1, top.indices, top.values)
-
-
 @method(
     "aded",
     about="searches the tri-grams of prompt and output for the most probable paths",
@@ -87,7 +58,25 @@ class AdedNodes(TailNodes):
     title="Adaptive Draft-Verification for Efficient Large Language Model Decoding",
 )
 @register("drafter", "aded", params=AdedParams)
-class Aded(TableSource):
+class Aded(Table):
     """Searches the tri-grams of prompt and output for the most probable paths."""
 
-    nodes_type = AdedNodes
+    num_tokens = 2
+
+    def weigh(self, tails, parents, depth):
+        params, text = self.params, self.text
+        lengths = text.matches(tails)
+        longest = lengths.amax(-1, keepdim=True)
+        counts = ((lengths == longest) & (longest > 0)).to(self.dtype)
+        column = torch.arange(lengths.shape[2], device=lengths.device)
+        # the first token of the n-gram, and the one that follows the column
+        first = column - longest + 1
+        is_recent = first >= (text.end - params.recent_tokens)[:, None, None]
+        following = F.pad(text.ids[:, 1:], (0, 1), value=NONE)
+        ids = following[:, None].expand(lengths.shape)
+        recent = self.add_up(ids, counts * is_recent).clamp_max(MOST_RECENT)
+        counts = self.add_up(ids, counts)
+        weights = counts / counts.sum(-1, keepdim=True).clamp_min(1)
+        weights = weights + params.recency_bonus * recent
+        top = weights.topk(min(params.kept_tokens, self.size), -1)
+        return torch.zeros_like(weights).scatter(-1, top.indices, top.values)

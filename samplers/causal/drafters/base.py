@@ -1,9 +1,8 @@
-"""Source of drafts: how a sampler that verifies drafts of token ids gets its drafter.
+"""Source of drafts: which distribution follows each node of a tree of drafts.
 
 ``@register("drafter", name, params=...)`` on a subclass in one file is all that a new one takes;
-the samplers ``speculative`` and ``relaxed_acceptance`` then accept ``drafter: name``. Most sources
-only say which distribution follows each node (``Nodes``): every shape and every verifier then works
-with them.
+the samplers ``speculative`` and ``relaxed_acceptance`` then accept ``drafter: name``. Every shape
+and every verifier works with the distributions of any source.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
@@ -28,21 +26,83 @@ if TYPE_CHECKING:
     from gen.samplers.verifiers.base import Verifier
 
 
-class Nodes(RowOwner):
+class DraftSource(RowOwner):
     """Distributions that the drafts of a tree are drawn from, node by node.
 
-    State with one entry per row is declared as ``RowState``. A distribution that is -inf everywhere
-    means that nothing is known there: the node gets no children.
+    An object serves one call of a sampler. State with one entry per row is declared as
+    ``RowState``. A distribution that is -inf everywhere means that nothing is known there: the node
+    gets no children. A source with a drafter of chains of its own overrides ``make``; one that has
+    nothing else sets ``shapes`` to False.
 
     Attributes:
+        needs_draft_model: whether the sampler must be given a draft model.
+        needs_weights: whether it reads a folder of trained weights (``drafter_weights``).
+        draws: ways to draw siblings (``gen.samplers.engine.draft``) that its distributions are good
+            for; ``("ranks",)`` for a source that has tokens and no distribution.
+        reads: parameters of the sampler that it reads, where not every sampler has them.
+        size_param: the sampler's parameter that says how many drafts a forward pass verifies; empty
+            for a fixed number.
+        shapes: whether it has distributions after nodes, so that every shape fits.
+        several: whether it takes several draft models; ``draft`` is then a sequence of targets.
+        is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
+            the windows of Jacobi decoding can begin with as well.
         targets: draft models of the same items, whose rows follow the batch.
+        hidden_layers: layers of the target whose hidden states ``observe`` gets.
         nfe: forward passes of the draft models together, of every item; None without one.
-        hidden_layers: layers of the target whose hidden states ``read`` gets.
     """
+
+    needs_draft_model: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+    draws: ClassVar[tuple[str, ...]] = DRAWS
+    reads: ClassVar[tuple[str, ...]] = ()
+    size_param: ClassVar[str] = ""
+    shapes: ClassVar[bool] = True
+    several: ClassVar[bool] = False
+    is_model: ClassVar[bool] = False
 
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
+
+    @classmethod
+    def is_timed(cls, sampler: Any) -> bool:
+        """Says whether a clock decides how many drafts there are."""
+        return bool(cls.size_param) and getattr(sampler, cls.size_param) == AUTO
+
+    @classmethod
+    def check(cls, sampler: Any) -> None:
+        """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
+
+    @classmethod
+    def makes_chains(cls) -> bool:
+        """Says whether it has a drafter of chains of its own (``make``)."""
+        return cls.make.__func__ is not DraftSource.make.__func__
+
+    @classmethod
+    def draft_of(cls, sampler: Any, target: Any, draft: Any) -> Any:
+        """Returns the target of the model that drafts, where ``is_model``; arguments as in
+        ``of``."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, sampler: Any, target: Any, draft: Any) -> DraftSource:
+        """Makes the source of a call.
+
+        Args:
+            sampler: the sampler, with its parameters.
+            target: the model.
+            draft: target of the draft model, where one is needed.
+        """
+        raise GenError(f"{cls.__name__} drafts chains alone; expected sampler.shape chain")
+
+    @classmethod
+    def make(cls, sampler: Any, target: Any, draft: Any, verifier: Verifier) -> Drafter:
+        """Makes the drafter of chains of a call; arguments as in ``of``.
+
+        Args:
+            verifier: decides which drafts are accepted.
+        """
+        raise NotImplementedError
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         """Return the log-probabilities [b, M, V] that each of M draft models has for the token
@@ -64,6 +124,11 @@ class Nodes(RowOwner):
         """
         raise NotImplementedError
 
+    def chain(self, step: CausalStep, tokens: Tensor) -> Draft | None:
+        """Draft chains of tokens that are chosen, where that takes no distribution; else None.
+        Arguments as in ``begin``."""
+        return None
+
     def count_passes(self, step: CausalStep, passes: Tensor) -> None:
         """Add the forward passes that the drafts of a step took, where ``nfe`` has them.
 
@@ -72,103 +137,19 @@ class Nodes(RowOwner):
             passes: times that each row asked ``begin`` and ``extend``, long [b].
         """
 
-    def read(self, step: CausalStep, output: StepOutput) -> None:
-        """Read what a forward pass of the target returned, also where nothing was drafted.
+    def observe(
+        self, step: CausalStep, draft: Draft | None, output: StepOutput, verdict: Verdict
+    ) -> None:
+        """Learn from a step.
 
         Args:
             step: context of the step.
-            output: outcome for the last committed token and the drafts.
+            draft: drafts of the step; None where no row had room for one and nothing was asked.
+            output: outcome of the target's forward pass over the last committed token and the
+                drafts.
+            verdict: accepted drafts, and the token after them; what follows an eos token is not
+                committed.
         """
-
-    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
-        """Read what the target said after the root and each draft of the step.
-
-        Args:
-            step: context of the step.
-            tree: drafts of the step.
-            output: distributions of the root and the drafts.
-        """
-
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        """Read what the verifier made of the step; what follows an eos token is not committed.
-
-        Args:
-            step: context of the step.
-            verdict: accepted drafts, and the token after them.
-        """
-
-    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        """Learn the outcome of the step; see ``Drafter.observe``."""
-
-
-class DraftSource:
-    """Makes the drafter of one call of a sampler.
-
-    Attributes:
-        needs_draft_model: whether the sampler must be given a draft model.
-        needs_weights: whether it reads a folder of trained weights (``drafter_weights``).
-        draws: ways to draw siblings (``gen.samplers.engine.draft``) that its distributions are good
-            for; ``("ranks",)`` for a source that has tokens and no distribution.
-        params: parameters of the sampler that it reads, where not every sampler has them.
-        width: the sampler's parameter that says how many drafts a forward pass verifies; empty for
-            a fixed number.
-        shapes: whether it is made of ``Nodes``, so that every shape fits.
-        several: whether it takes several draft models; ``draft`` is then a sequence of targets.
-        is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
-            the windows of Jacobi decoding can begin with as well.
-    """
-
-    needs_draft_model: ClassVar[bool] = False
-    needs_weights: ClassVar[bool] = False
-    draws: ClassVar[tuple[str, ...]] = DRAWS
-    params: ClassVar[tuple[str, ...]] = ()
-    width: ClassVar[str] = ""
-    shapes: ClassVar[bool] = True
-    several: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
-
-    @classmethod
-    def is_timed(cls, sampler: Any) -> bool:
-        """Says whether a clock decides how many drafts there are."""
-        return bool(cls.width) and getattr(sampler, cls.width) == AUTO
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
-
-    @classmethod
-    def makes_chains(cls) -> bool:
-        """Says whether it has a drafter of chains of its own (``make``)."""
-        return cls.make.__func__ is not DraftSource.make.__func__
-
-    @classmethod
-    def draft_of(cls, sampler: Any, target: Any, draft: Any) -> Any:
-        """Returns the target of the model that drafts, where ``is_model``; arguments as in
-        ``make``."""
-        raise NotImplementedError
-
-    @classmethod
-    def nodes(cls, sampler: Any, target: Any, draft: Any) -> Nodes:
-        """Makes the distributions of the drafts.
-
-        Args:
-            sampler: the sampler, with its parameters.
-            target: the model.
-            draft: target of the draft model, where one is needed.
-        """
-        raise GenError(f"{cls.__name__} drafts chains alone; expected sampler.shape chain")
-
-    @classmethod
-    def make(cls, sampler: Any, target: Any, draft: Any, verifier: Verifier) -> Drafter:
-        """Makes the drafter of chains.
-
-        Args:
-            sampler: the sampler, with its parameters.
-            target: the model.
-            draft: target of the draft model, where one is needed.
-            verifier: decides which drafts are accepted.
-        """
-        raise NotImplementedError
 
 
 def part_params(sampler: Any, kind: str, name: str) -> Any:

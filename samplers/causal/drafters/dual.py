@@ -22,16 +22,17 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.targets.mask_tokens import mask_token
 from gen.models.targets.trained_drafters import language_model
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.parallel import ParallelNodes, draft_target
 from gen.samplers.engine.step_context import CausalStep
 
-DUAL = "dual_stream"
 MOST = 32  # masks behind the last token
 
 
-class DualNodes(ParallelNodes):
-    """Distributions of the target at its mask tokens, each about its own position."""
+@register("drafter", "dual_stream")
+class DualStream(ParallelNodes):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
+
+    needs_weights = True  # those of the target
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         first = super().begin(step, tokens)
@@ -40,22 +41,13 @@ class DualNodes(ParallelNodes):
         self.logq = torch.cat([first, self.logq[:, 2:], nothing], 1)
         return first
 
-
-@register("drafter", DUAL)
-class DualStream(DraftSource):
-    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
-
-    needs_weights = True  # those of the target
-
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         if sampler.drafter_weights is not None:
             raise GenError(
-                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter {DUAL} is"
-                " the target itself; expected None"
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
+                " dual_stream is the target itself; expected None"
             )
-        model = language_model(target, DUAL)
-        mask = mask_token(target, DUAL)
-        count = min(MOST, max(1, target.length - 1))
-        masks = torch.full((count,), mask, device=target.device)
-        return DualNodes(draft_target(target, model), masks)
+        mask = mask_token(target, "dual_stream")
+        masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
+        return cls(draft_target(target, language_model(target, "dual_stream")), masks)

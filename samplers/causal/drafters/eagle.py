@@ -14,7 +14,6 @@ from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
 from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import EntryNodes
 
 KIND = "eagle"
@@ -30,15 +29,15 @@ KIND = "eagle"
     params={"drafter": "eagle"},
 )
 @register("drafter", "eagle")
-class Eagle(DraftSource):
+class Eagle(EntryNodes):
     """Drafts with a trained layer that reads the target's hidden states. Parameters:
     ``drafter_weights``, ``num_speculative_tokens``, ``draft_temperature``."""
 
-    params = ("drafter_weights",)
+    reads = ("drafter_weights",)
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         layer = checked_load(EagleLayer(EagleShape(**facts.net)), weights, KIND)
@@ -46,4 +45,4 @@ class Eagle(DraftSource):
         s, temperature = target.sampling, sampler.draft_temperature
         temperature = s.temperature if temperature is None else temperature
         sampling = SamplingParams(temperature, s.top_k, s.top_p, s.min_p)
-        return EntryNodes(target, KIND, layer, facts.layers, sampling)
+        return cls(target, KIND, layer, facts.layers, sampling)

@@ -33,14 +33,14 @@ from gen.models.nets.draft_heads.heads import DraftHeads
 from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import language_model, projection, unfiltered
-from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 
 
-class DepthNodes(Nodes):
+class DepthNodes(DraftSource):
     """Distributions of all depths at once, which know nothing of the drafts between.
 
     Attributes:
@@ -55,7 +55,7 @@ class DepthNodes(Nodes):
         return torch.where((depth < deepest)[..., None], found, -torch.inf)
 
 
-class StateNodes(Nodes):
+class StateNodes(DraftSource):
     """Distributions of a trained network that reads what the target has computed.
 
     Args:
@@ -83,7 +83,7 @@ class StateNodes(Nodes):
             passes = passes * to_device(self.known, passes.device)
             self.num_passes.index_add_(0, step.rows, passes)
 
-    def accept(self, step, verdict):
+    def observe(self, step, draft, output, verdict):
         self.known = self.known | (step.widths > 0)
 
     def nothing(self, *shape: int) -> Tensor:
@@ -198,10 +198,10 @@ class HeadNodes(StateNodes):
         logits = self.heads(depth, state, self.embedding(paths))[..., : len(self.head)]
         return self.logprobs(logits, step.start[:, None] + depth)
 
-    def accept(self, step, verdict):
+    def observe(self, step, draft, output, verdict):
         state = self.last_states(step, verdict).to(self.embedding.weight.dtype)
         self.state = kept_where_waiting(step, state, self.state)
-        super().accept(step, verdict)
+        super().observe(step, draft, output, verdict)
 
 
 class EntryNodes(StateNodes):
@@ -229,7 +229,6 @@ class EntryNodes(StateNodes):
     ):
         super().__init__(target, method, sampling)
         self.layer, self.hidden_layers = layer, layers
-        self.states = torch.empty(0)
 
     @property
     def num_slots(self) -> int:
@@ -279,13 +278,6 @@ class EntryNodes(StateNodes):
             return logq
         return torch.where((depth < self.layer.depth)[..., None], logq, -torch.inf)
 
-    @torch.no_grad()
-    def read(self, step, output):
-        assert output.hidden_states is not None, "the loop asked for hidden states"
-        self.states = self._fused(output.hidden_states)
-        if output.prompt_states is not None:
-            self._read_prompts(output)
-
     def _read_prompts(self, output: StepOutput) -> None:
         """Make the entries of prompts, all of whose tokens are known."""
         made = output.prompt_states
@@ -299,8 +291,11 @@ class EntryNodes(StateNodes):
         self.cache = self._written(self.cache, entries, rows, slots)
 
     @torch.no_grad()
-    def accept(self, step, verdict):
-        states, last = self.states, verdict.num_accepted[:, None]
+    def observe(self, step, draft, output, verdict):
+        assert output.hidden_states is not None, "the loop asked for hidden states"
+        if output.prompt_states is not None:
+            self._read_prompts(output)
+        states, last = self._fused(output.hidden_states), verdict.num_accepted[:, None]
         if verdict.path is not None:
             path = F.pad(verdict.path + 1, (1, 0))
             states = take(states, path[:, : verdict.tokens.shape[1]])
@@ -321,7 +316,7 @@ class EntryNodes(StateNodes):
         for name, new in made.items():
             new = kept_where_waiting(step, take(new, last), getattr(self, name))
             setattr(self, name, new)
-        super().accept(step, verdict)
+        super().observe(step, draft, output, verdict)
 
     def _recent(self) -> Tensor:
         """Return the last committed tokens of the rows, long [b, G]: those of the prompt before the

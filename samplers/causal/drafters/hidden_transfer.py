@@ -27,21 +27,24 @@ from gen.models.adapters.masks import hide
 from gen.models.nets.draft_heads.layer_maps import TransferMaps
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import DepthNodes, StateNodes, kept_where_waiting
 from gen.samplers.engine.rows import RowState
 
 KIND = "hidden"
 
 
-class HiddenNodes(DepthNodes, StateNodes):
-    """Distributions of pseudo-states.
+@register("drafter", KIND)
+class Hidden(DepthNodes, StateNodes):
+    """Drafts with the target's upper layers, from states that trained maps make of one. Parameters:
+    ``drafter_weights``.
 
     Args:
         target: the model with its items.
         maps: the maps.
         layer: layers of the target before them.
     """
+
+    needs_weights = True
 
     state = RowState()  # states that the last committed tokens were drawn from, [b, D]
 
@@ -90,21 +93,13 @@ class HiddenNodes(DepthNodes, StateNodes):
         mask = hide(torch.cat([hidden, later], -1), states.dtype)[:, None]
         return run_layers(self.model, self.layer, states, slots, mask, LayerCache(before))
 
-    def accept(self, step, verdict):
+    def observe(self, step, draft, output, verdict):
         state = self.last_states(step, verdict).to(self.maps.bias.dtype)
         self.state = kept_where_waiting(step, state, self.state)
-        super().accept(step, verdict)
-
-
-@register("drafter", KIND)
-class Hidden(DraftSource):
-    """Drafts with the target's upper layers, from states that trained maps make of one. Parameters:
-    ``drafter_weights``."""
-
-    needs_weights = True
+        super().observe(step, draft, output, verdict)
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         maps = checked_load(maps_of(language_model(target, KIND), facts.net), weights, KIND)
-        return HiddenNodes(target, maps, int(facts.net["layer"]))
+        return cls(target, maps, int(facts.net["layer"]))

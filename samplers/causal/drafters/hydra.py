@@ -25,23 +25,22 @@ from gen.core.registry import register
 from gen.models.nets.draft_heads.entries import EntryLayer
 from gen.models.nets.draft_heads.heads import hydra_of
 from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import EntryNodes, HeadNodes
 
 KIND = "hydra"
 
 
 @register("drafter", KIND)
-class Hydra(DraftSource):
+class Hydra(HeadNodes):
     """Drafts with trained heads, which read the target's hidden states and the drafts before.
     Parameters: ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         net = checked_load(hydra_of(facts.net, projection(target, KIND)), weights, KIND)
         if isinstance(net, EntryLayer):
             return EntryNodes(target, KIND, net, facts.layers)
-        return HeadNodes(target, net, facts.layers)
+        return cls(target, net, facts.layers)

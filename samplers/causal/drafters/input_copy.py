@@ -17,16 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gen.core.method import method
 from gen.core.params import Params, integer
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.prompt_lookup import CopyNodes
-from gen.samplers.causal.drafters.tables import TableSource
-from gen.samplers.engine.draft import RANKS
+from gen.samplers.causal.drafters.tables import CopyTable, Text
+from gen.samplers.engine.outputs import NONE
 
 
 @dataclass(frozen=True)
@@ -42,39 +38,6 @@ class CopyParams(Params):
     min_match: int = integer(1, least=1)
 
 
-class InputNodes(CopyNodes):
-    """Nodes that copy the prompt."""
-
-    def __init__(self, target: CausalTarget, params: CopyParams):
-        super().__init__(target)
-        self.params = params
-
-    def begin(self, step, tokens):
-        known = self.context.prompts[step.rows] != NONE
-        # the column before the first token of each prompt, counted with one column in front
-        self.start = torch.where(known.any(1), known.byte().argmax(1), known.shape[1])
-        return super().begin(step, tokens)
-
-    def source(self, text: Text) -> tuple[Tensor, Tensor]:
-        """Match the output, with its beginning, against the prompt, with its own."""
-        width, mark = self.context.prompts.shape[1], self.size
-        column = torch.arange(1 + width, device=text.ids.device)
-        ids = text.ids[:, text.own - 1 : text.own + width]
-        prompt = torch.where(column == self.start[:, None], mark, ids)
-        back = torch.arange(self.params.max_match, 0, -1, device=text.ids.device)
-        at = text.end[:, None] - back - (text.own + width)  # positions of the output
-        tail = text.ids.gather(1, (at + text.own + width).clamp_min(0))
-        tail = torch.where(at < 0, torch.where(at == -1, mark, NONE), tail)
-        lengths = Text(prompt, text.end, 0).matches(tail[:, None])[:, 0]
-        longest = lengths.amax(1)
-        best = lengths == longest[:, None]
-        copies = (longest >= self.params.min_match) & (best.sum(1) == 1)
-        return best.byte().argmax(1) + text.own, copies
-
-    def limit(self, text: Text) -> int:
-        return text.own + self.context.prompts.shape[1]  # the output is no input
-
-
 @method(
     "aggressive",
     about="copies the prompt, and goes on where the last tokens match it again",
@@ -84,9 +47,24 @@ class InputNodes(CopyNodes):
     title="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding",
 )
 @register("drafter", "input_copy", params=CopyParams)
-class InputCopy(TableSource):
+class InputCopy(CopyTable):
     """Copies the prompt, and goes on where the last tokens match it again."""
 
-    draws = (RANKS,)
-
-    nodes_type = InputNodes
+    def look(self, text):
+        """Match the output, with its beginning, against the prompt, with its own."""
+        width, mark = self.context.prompts.shape[1], self.size  # the mark stands for a beginning
+        output = text.own + width  # first column of the output, which is no input
+        ids = text.ids[:, text.own - 1 : output]
+        known = ids[:, 1:] != NONE
+        start = torch.where(known.any(1), known.byte().argmax(1), width)
+        column = torch.arange(1 + width, device=ids.device)
+        prompt = Text(torch.where(column == start[:, None], mark, ids), text.end, 0)
+        at = text.end[:, None] - torch.arange(self.params.max_match, 0, -1, device=ids.device)
+        tail = text.ids.gather(1, at.clamp_min(0))
+        tail = torch.where(at < output, torch.where(at == output - 1, mark, NONE), tail)
+        lengths = prompt.matches(tail[:, None])[:, 0]
+        longest = lengths.amax(1)
+        best = lengths == longest[:, None]
+        copies = (longest >= self.params.min_match) & (best.sum(1) == 1)
+        self.source = Text(text.ids[:, :output], text.end, text.own)
+        self.at = torch.where(copies, best.byte().argmax(1) + text.own, output)

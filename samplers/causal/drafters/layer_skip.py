@@ -16,15 +16,13 @@ Guarantee: that of the verifier, whatever the plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.params import Params, integer, text
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
-from gen.models.adapters.protocols import LayeredModel
-from gen.models.targets.causal import CausalTarget
+from gen.models.targets.trained_drafters import layered_target
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafts
 
@@ -73,16 +71,9 @@ class _SomeLayers(ModelDrafts):
     name = ""
 
     @classmethod
-    def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
-        model = target.model
-        if not isinstance(model, LayeredModel):
-            raise GenError(
-                f"the drafter {cls.name} needs a model whose layers can be left out, and"
-                f" {type(model).__name__} has none; expected a causal language model of"
-                " transformers"
-            )
-        plan = part_params(sampler, "drafter", cls.name).plan(model.num_layers)
-        return target.with_model(model.with_layers(plan))
+    def draft_of(cls, sampler, target, draft):
+        plan = part_params(sampler, "drafter", cls.name).plan
+        return layered_target(target, cls.name, plan)
 
 
 @method(

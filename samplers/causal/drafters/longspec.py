@@ -22,19 +22,22 @@ from gen.models.adapters.layer_calls import KeysValues
 from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import StateNodes, with_drafts
 
 KIND = "longspec"
 
 
-class LongSpecNodes(StateNodes):
-    """Distributions of the layer.
+@register("drafter", KIND)
+class LongSpec(StateNodes):
+    """Drafts with a trained layer over a window and the target's own keys and values. Parameters:
+    ``drafter_weights``.
 
     Args:
         target: the model with its items.
         layer: the layer.
     """
+
+    needs_weights = True
 
     def __init__(self, target: CausalTarget, layer: LongSpecLayer):
         super().__init__(target, KIND)
@@ -98,17 +101,9 @@ class LongSpecNodes(StateNodes):
         hidden = self.layer.output(x, rotations, self.near, near, self.far, far)
         return self.logprobs(F.linear(hidden, self.head.to(hidden.dtype)), positions)
 
-
-@register("drafter", KIND)
-class LongSpec(DraftSource):
-    """Drafts with a trained layer over a window and the target's own keys and values. Parameters:
-    ``drafter_weights``."""
-
-    needs_weights = True
-
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         language_model(target, KIND)
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         layer = LongSpecLayer(LongSpecShape(**facts.net))
-        return LongSpecNodes(target, checked_load(layer, weights, KIND))
+        return cls(target, checked_load(layer, weights, KIND))

@@ -16,21 +16,20 @@ from __future__ import annotations
 from gen.core.registry import register
 from gen.models.nets.draft_heads.heads import MedusaHeads
 from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import HeadNodes
 
 KIND = "medusa"
 
 
 @register("drafter", KIND)
-class Medusa(DraftSource):
+class Medusa(HeadNodes):
     """Drafts with a trained head for each depth, which read the target's last hidden state.
     Parameters: ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
         net = MedusaHeads(projection(target, KIND), int(facts.net["depth"]))
-        return HeadNodes(target, checked_load(net, weights, KIND), facts.layers)
+        return cls(target, checked_load(net, weights, KIND), facts.layers)

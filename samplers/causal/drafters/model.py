@@ -19,36 +19,87 @@ gives it for free. Nothing is drafted at positions that the draft model has no v
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.core.registry import register, registry
+from gen.core.params import Rule, param, part
+from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import facts_of_model
-from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.causal.length_policies.policies import AutoLength
+from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.rows import RowOwner, RowState, RowStore
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO, auto_width, checked
+from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 TargetT = TypeVar("TargetT", bound=CausalTarget)
 
 
-class ModelDrafter(Drafter):
+class DraftModel(RowOwner):
+    """Who asks a draft model round by round: it brings along what was committed since.
+
+    Args:
+        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
+    """
+
+    # the furthest position whose distribution the draft model has been asked for, given what is
+    # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
+    # prompt is there
+    known = RowState(start=-1)
+
+    def __init__(self, draft: CausalTarget):
+        self.draft, self.targets = draft, (draft,)
+        self.known = np.full(draft.rows, -1)
+        self.num_passes = torch.zeros(draft.items, dtype=torch.long, device=draft.device)
+
+    @property
+    def nfe(self) -> list[int]:
+        return self.num_passes.tolist()
+
+    def count_passes(self, step: CausalStep, passes: Tensor) -> None:
+        """Add the forward passes of each row, long [b]."""
+        self.num_passes.index_add_(0, step.rows, passes)
+
+    def unseen(
+        self, step: CausalStep, tokens: Tensor, last: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Find the tokens that the draft model has not seen.
+
+        Args:
+            step: context of the step.
+            tokens: tokens of the rows, [b, T(, C)].
+            last: last position of each row that it is asked for, int64 [b]; None for the first one
+                that is not committed.
+
+        Returns:
+            The tokens [b, n(, C)], and the positions after them, long [b, n]; rows with fewer
+            repeat their first.
+        """
+        last = step.starts if last is None else last
+        # a row that waited is asked for its start again
+        known = np.minimum(self.known, step.starts - 1)
+        back = np.arange(int((last - known).max()) - 1, -1, -1)
+        at = np.maximum(last[:, None] - back, known[:, None] + 1)
+        before = to_device(np.maximum(at - 1, 0), tokens.device)
+        return take(tokens, before), to_device(at, tokens.device)
+
+
+class ModelDrafter(DraftModel, Drafter):
     """Drafter of chains of a draft model.
 
     Args:
@@ -57,24 +108,13 @@ class ModelDrafter(Drafter):
         policy: decides how long the chains are.
     """
 
-    # the furthest position whose distribution the draft model has been asked for, given what is
-    # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
-    # prompt is there
-    known = RowState(start=-1)
-
     def __init__(self, draft: CausalTarget, verifier: Verifier, policy: LengthPolicy):
-        self.draft, self.verifier, self.policy = draft, verifier, policy
-        self.targets = (draft,)
-        self.num_passes = np.zeros(draft.items, dtype=np.int64)
-        self.known = np.full(draft.rows, -1)
+        super().__init__(draft)
+        self.verifier, self.policy = verifier, policy
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
         return (self.store, *self.policy.stores)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
 
     @property
     def window(self) -> int:
@@ -87,31 +127,23 @@ class ModelDrafter(Drafter):
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
         if (reach := self.draft.reach) is not None:
             wanted = np.clip(wanted, 0, np.maximum(reach - step.starts, 0))
-        drafts: list[Tensor] = []
-        drafted: list[Tensor] = []
-        said: list[Tensor] = []  # what they are drawn from
+        made: list[tuple[Tensor, Tensor, Tensor]] = []  # drafts, who has them, what they are from
         self.policy.begin()
-        given, at = unseen(step, tokens, self.known)
-        asked, most = (
-            to_device(np.arange(length) < wanted[:, None], tokens.device),
-            int(wanted.max()),
-        )
+        given, at = self.unseen(step, tokens)
+        asked, most = to_device(np.arange(length) < wanted[:, None], at.device), int(wanted.max())
         active, together = asked[:, 0], int(wanted.min())  # columns that all rows draft
-        if not most:  # all rows are past the draft model's positions
-            blank = torch.zeros(len(tokens), self.draft.space.vocab_size, device=tokens.device)
-            drafts.append(self.draw(step, 0, blank, active).to(tokens.dtype))
-            drafted.append(active)
-            said.append(blank)
-        for column in range(most):
-            output = self.draft.predict(given, at)
-            logprobs = output.logprobs[:, -1]
-            if output.hidden_states is not None:
-                self.policy.read(output.hidden_states)
+        for column in range(max(1, most)):
+            if most:
+                output = self.draft.predict(given, at)
+                logprobs = output.logprobs[:, -1]
+                if output.hidden_states is not None:
+                    self.policy.read(output.hidden_states)
+            else:  # all rows are past the draft model's positions
+                logprobs = torch.zeros(len(at), self.draft.space.vocab_size, device=at.device)
             drawn = self.draw(step, column, logprobs, active).to(tokens.dtype)
-            drafts.append(drawn if column < together else _where(active, drawn, drawn.new_zeros(1)))
-            drafted.append(active)
-            said.append(logprobs)
-            if column + 1 == most:
+            ids = drawn if column < together else _where(active, drawn, drawn.new_zeros(1))
+            made.append((ids, active, logprobs))
+            if column + 1 >= most:
                 break
             stop = self._stop(drawn, logprobs)
             if stop is None and column + 1 < together:
@@ -122,10 +154,9 @@ class ModelDrafter(Drafter):
                 active, together = active & ~stop, 0
                 if not bool(active.any()):
                     break
-            given = _where(active, drafts[-1], given[:, -1])[:, None]
+            given = _where(active, ids, given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        exists, ids = _padded(drafted, length), _padded(drafts, length)
-        logq = _padded(said, length)
+        ids, exists, logq = (_padded(x, length) for x in zip(*made, strict=True))
         return Draft(ids, exists, logq, failed=exists & failed_draws(ids, logq))
 
     def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
@@ -149,9 +180,9 @@ class ModelDrafter(Drafter):
         """
         if not self.policy.stops_early:
             return None
-        if drawn.ndim > 1:  # latents have no probability
-            return self.policy.stop(torch.ones_like(drawn[:, 0]), logprobs)
-        return self.policy.stop(logprobs.gather(1, drawn[:, None])[:, 0].exp(), logprobs)
+        has_mass = drawn.ndim == 1  # latents have no probability
+        mass = logprobs.gather(1, drawn[:, None]).exp() if has_mass else torch.ones_like(drawn)
+        return self.policy.stop(mass[:, 0], logprobs)
 
     def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         if not draft.tokens.shape[1]:
@@ -164,37 +195,15 @@ class ModelDrafter(Drafter):
         seen = step.starts + np.minimum(num_accepted, num_drafted - 1)
         self.known = np.where(num_drafted > 0, seen, self.known)
         self.policy.observe(num_drafted, num_accepted)
-        np.add.at(self.num_passes, step.items, num_drafted)
+        self.count_passes(step, to_device(num_drafted, step.rows.device))
         committed = np.minimum(num_accepted + 1, step.widths)
         self.policy.over(step.positions.shape[1], step.starts, committed)
 
 
-def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Find the committed tokens that a draft model has not seen.
-
-    Args:
-        step: context of the step.
-        tokens: committed tokens of the rows, [b, T(, C)].
-        known: furthest position of each row whose distribution it has been asked for, int64 [b].
-
-    Returns:
-        The tokens [b, n(, C)], and the positions after them, long [b, n]; rows with fewer repeat
-        their first.
-    """
-    known = np.minimum(known, step.starts - 1)  # a row that waited is asked for its start again
-    back = np.arange(int((step.starts - known).max()) - 1, -1, -1)
-    at = np.maximum(step.starts[:, None] - back, known[:, None] + 1)
-    before = to_device(np.maximum(at - 1, 0), tokens.device)
-    return take(tokens, before), to_device(at, tokens.device)
-
-
-def _padded(columns: list[Tensor], length: int) -> Tensor:
+def _padded(columns: Sequence[Tensor], length: int) -> Tensor:
     """Join columns [b, ...], and zeros as far as they lack of a length: [b, length, ...]."""
-    joined = torch.stack(columns, 1)
-    lacking = length - len(columns)
-    if not lacking:
-        return joined
-    return torch.cat([joined, joined.new_zeros(len(joined), lacking, *joined.shape[2:])], 1)
+    zero = [torch.zeros_like(columns[0])] if len(columns) < length else []
+    return torch.stack([*columns, *zero * (length - len(columns))], 1)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -216,20 +225,11 @@ def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
         raise GenError(
             "this sampler drafts with a second model and got none; name one in sampler.draft_model"
         )
-    ours, theirs = target.space, draft.space
-    if (
-        ours.kind != theirs.kind
-        or ours.channels != theirs.channels
-        or ours.vocab_size != theirs.vocab_size
-    ):
-
-        def size(s):
-            return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
-
-        raise GenError(f"the draft model has {size(theirs)}; expected the target's {size(ours)}")
-    if target.legal.shape != draft.legal.shape or not torch.equal(
-        target.legal, draft.legal.to(target.device)
-    ):
+    known = [(one.space.kind, one.space.channels, one.space.vocab_size) for one in (target, draft)]
+    if known[0] != known[1]:
+        ours, theirs = (f"{c} channels" if c else f"{ids} ids" for _, c, ids in known)
+        raise GenError(f"the draft model has {theirs}; expected the target's {ours}")
+    if not torch.equal(target.legal, draft.legal.to(target.device)):  # or of another shape
         raise GenError(
             "the draft model's positions or legal ids are not the target's; expected a model of"
             " the same tokens"
@@ -255,7 +255,7 @@ def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParam
     return dataclasses.replace(draft.sampling, guidance_scale=guidance)
 
 
-class ModelNodes(Nodes):
+class ModelNodes(DraftModel, DraftSource):
     """Distributions of a draft model.
 
     A tree is computed again whenever it has grown: the draft model's cache holds what is committed,
@@ -263,92 +263,65 @@ class ModelNodes(Nodes):
     time that the tree grew where the row has new drafts.
     """
 
-    known = RowState(start=-1)  # as in ``ModelDrafter``
-
-    def __init__(self, draft: CausalTarget):
-        self.draft, self.targets = draft, (draft,)
-        self.known = np.full(draft.rows, -1)
-        self.num_passes = torch.zeros(draft.items, dtype=torch.long, device=draft.device)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
-
-    def count_passes(self, step, passes):
-        self.num_passes.index_add_(0, step.rows, passes)
-
     def begin(self, step, tokens):
-        given, at = unseen(step, tokens, self.known)
+        given, at = self.unseen(step, tokens)
         self.root, self.known = given[:, -1:], step.starts
-        return self._within(self.draft.predict(given, at).logprobs, at)[:, -1:]
-
-    def _within(self, logprobs: Tensor, positions: Tensor) -> Tensor:
-        """Leave log-probabilities [b, L, V] of positions [b, L] that the draft model has vectors
-        for; of the others nothing is known."""
-        if (reach := self.draft.reach) is None:
-            return logprobs
-        beyond = positions >= to_device(reach, positions.device)[:, None]
-        return logprobs.masked_fill(beyond[..., None], -torch.inf)
+        return self._predict(given, at)[:, -1:]
 
     def extend(self, step, tree, first):
-        if tree.is_chain:
-            exists = tree.exists[:, first:]
-            at = torch.where(
-                exists, step.start[:, None] + tree.depth[:, first:], step.start[:, None]
-            )
-            given = torch.where(exists, tree.tokens[:, first:], self.root)
-            return self._within(self.draft.predict(given, at).logprobs, at)
-        valid = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
-        depth = torch.cat([torch.zeros_like(tree.depth[:, :1]), tree.depth], 1)
+        if tree.is_chain:  # the cache holds the drafts before
+            exists, depth = tree.exists[:, first:], tree.depth[:, first:]
+            at = step.start[:, None] + torch.where(exists, depth, 0)
+            return self._predict(torch.where(exists, tree.tokens[:, first:], self.root), at)
+        valid, depth = F.pad(tree.exists, (1, 0), value=True), F.pad(tree.depth, (1, 0))
         at = step.start[:, None] + torch.where(valid, depth, 0)
         given = torch.where(valid, torch.cat([self.root, tree.tokens], 1), self.root)
-        logprobs = self._within(self.draft.predict(given, at, tree.parents).logprobs, at)
-        return logprobs[:, first + 1 :]
+        return self._predict(given, at, tree.parents)[:, first + 1 :]
+
+    def _predict(self, given: Tensor, at: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Compute log-probabilities [b, L, V] of positions [b, L]; nothing is known of those that
+        the draft model has no vectors for."""
+        logprobs = self.draft.predict(given, at, parents).logprobs
+        if (reach := self.draft.reach) is None:
+            return logprobs
+        beyond = at >= to_device(reach, at.device)[:, None]
+        return logprobs.masked_fill(beyond[..., None], -torch.inf)
 
 
-class DraftsWithModel:
-    """Methods of samplers that may draft with a model. Parameters: those of ``ModelDrafted``."""
+def draft_model(of: str = "") -> Any:
+    """Declare the name of a draft model; ``of``: the parts that read it (``param``)."""
+    expected = "the name of a model, or None for the modality's own"
+    return param(None, str, also=(None,), of=of, expected=expected)
 
-    draft_model: str | None
-    num_speculative_tokens: int | str
-    policy: str
-    draft_temperature: float | None
-    draft_guidance: float | None
 
-    def check_drafting(self) -> None:
-        """Check the parameters. Raises ``GenError``."""
+@dataclass(frozen=True)
+class DraftsWithModel(CausalSampler):
+    """Base of samplers that may draft with a model.
 
-        def number(x):
-            return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
+    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
+    length policy. ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are
+    drawn from; None is what the target has, and a ``draft_guidance`` of 1 spares the draft its
+    unconditional half.
+    """
 
-        k = self.num_speculative_tokens
-        if self.draft_model is not None and not isinstance(self.draft_model, str):
-            raise bad_value(
-                "sampler.draft_model",
-                self.draft_model,
-                "the name of a model, or None for the modality's own",
-            )
-        checked(k, "sampler.num_speculative_tokens")
-        registry.get("length_policy", self.policy, "sampler.policy")
-        part_params(self, "length_policy", self.policy)
-        if k == AUTO and self.policy != "constant":
-            raise bad_value(
-                "sampler.policy",
-                self.policy,
-                "constant, because sampler.num_speculative_tokens is auto",
-            )
-        if self.draft_temperature is not None and (
-            not number(self.draft_temperature) or self.draft_temperature < 0
-        ):
-            raise bad_value(
-                "sampler.draft_temperature",
-                self.draft_temperature,
-                "a number of at least 0, or None",
-            )
-        if self.draft_guidance is not None and not number(self.draft_guidance):
-            raise bad_value(
-                "sampler.draft_guidance", self.draft_guidance, "a finite number, or None"
-            )
+    draft_model: str | None = draft_model()
+    num_speculative_tokens: int | str = param(5, int, 1, also=(AUTO,))
+    policy: str = part("constant", "length_policy")
+    draft_temperature: float | None = param(None, float, 0, also=(None,))
+    draft_guidance: float | None = param(None, float, also=(None,))
+
+    rules = (
+        Rule(
+            "policy",
+            lambda s: s.num_speculative_tokens != AUTO or s.policy == "constant",
+            "constant, because sampler.num_speculative_tokens is auto",
+        ),
+    )
+
+    @property
+    def timed(self) -> bool:
+        return self.num_speculative_tokens == AUTO
 
     def model_drafter(
         self, target: CausalTarget, draft: CausalTarget | None, verifier: Verifier
@@ -363,10 +336,8 @@ class DraftsWithModel:
         """Make the policy that decides how long the chains of so many rows are."""
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
-        policy = registry.get("length_policy", self.policy)
-        return policy(
-            rows, self.num_speculative_tokens, part_params(self, "length_policy", self.policy)
-        )
+        params = part_params(self, "length_policy", self.policy)
+        return self.parts.policy(rows, self.num_speculative_tokens, params)
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
@@ -394,57 +365,31 @@ class DraftsWithModel:
         return draft.with_params(sampling)
 
 
-@dataclass(frozen=True)
-class ModelDrafted(DraftsWithModel, CausalSampler):
-    """The parameters of samplers that may draft with a model, and the drafter they mean.
-
-    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
-    length policy; ``confidence_threshold``: of the policy confidence, and other policies have their
-    declared parameters.
-    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
-    is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
-    """
-
-    draft_model: str | None = None
-    num_speculative_tokens: int | str = 5
-    policy: str = "constant"
-    confidence_threshold: float = 0.4
-    draft_temperature: float | None = None
-    draft_guidance: float | None = None
-
-    protocol = "causal"
-
-    def __post_init__(self) -> None:
-        self.check_drafting()
-        known = registry.table("length_policy")
-        if known[self.policy].needs_same_tokens:
-            others = [name for name, policy in known.items() if not policy.needs_same_tokens]
-            expected = f"{' or '.join(others)}: here the tokens depend on the drafts"
-            raise bad_value("sampler.policy", self.policy, expected)
-
-    @property
-    def timed(self) -> bool:
-        return self.num_speculative_tokens == AUTO
+# for samplers whose verifiers let the drafts decide about the tokens
+DRAFTS_DECIDE = Rule(
+    "policy",
+    lambda s: not s.parts.policy.needs_same_tokens,
+    "{policy?}: here the tokens depend on the drafts",
+)
 
 
 @register("drafter", "model")
-class ModelDrafts(DraftSource):
+class ModelDrafts(ModelNodes):
     """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
     ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
 
     needs_draft_model = True
     is_model = True
-    width = "num_speculative_tokens"
+    size_param = "num_speculative_tokens"
 
     @classmethod
     def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
         return draft
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         draft = cls.draft_of(sampler, target, draft)
-        return ModelNodes(sampler.draft_target(target, draft))
+        return cls(sampler.draft_target(target, draft))
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

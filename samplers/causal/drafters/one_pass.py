@@ -38,7 +38,7 @@ from gen.models.targets.base import StepOutput, take
 from gen.models.targets.mask_tokens import mask_token, require_plain_history
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import DepthNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
@@ -100,7 +100,7 @@ class OnePassDrafter(NodeDrafter):
         if self.groups.logq is None:  # the first pass of all rows
             masks = torch.full_like(step.positions[:, 1:], self.mask)
             return Draft(masks, step.valid[:, 1:], num_drafts=0)
-        draft = super().propose(step, tokens)
+        draft = self.grow(step, tokens)
         rows, length = draft.tokens.shape
         if not length:  # one position is left
             return draft

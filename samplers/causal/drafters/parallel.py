@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,10 +37,9 @@ from gen.models.targets.trained_drafters import (
     read_drafter,
     unfiltered,
 )
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.drafters.model import unseen
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.model import DraftModel
 from gen.samplers.engine.draft import Draft
-from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 
 MASKED, PROMPT = "masked", "prompt"
@@ -93,7 +91,7 @@ def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
     return model.with_network(replaced(network, name, extended))
 
 
-class ParallelNodes(Nodes):
+class ParallelNodes(DraftModel, DraftSource):
     """Distributions of a draft model at mask tokens.
 
     Args:
@@ -101,22 +99,15 @@ class ParallelNodes(Nodes):
         masks: ids of the mask tokens behind the last token, long [k - 1].
     """
 
-    known = RowState(start=-1)  # furthest position that the draft model was asked for, [b]
-
     def __init__(self, draft: CausalTarget, masks: Tensor):
-        self.draft, self.targets, self.masks = draft, (draft,), masks
-        self.known = np.full(draft.rows, -1)
-        self.num_passes = torch.zeros(draft.items, dtype=torch.long, device=draft.device)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
+        super().__init__(draft)
+        self.masks = masks
 
     def count_passes(self, step, passes):
-        self.num_passes.index_add_(0, step.rows, passes.clamp_max(1))
+        super().count_passes(step, passes.clamp_max(1))
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        given, at = unseen(step, tokens, self.known)
+        given, at = self.unseen(step, tokens)
         self.known = step.starts
         # a mask beyond the last position repeats the one before it
         room = self.draft.length - 1 - step.start[:, None]
@@ -147,33 +138,33 @@ def draft_target(target: CausalTarget, model: SharedModel) -> CausalTarget:
 
 
 @register("drafter", MASKED)
-class Masked(DraftSource):
+class Masked(ParallelNodes):
     """Drafts of all depths in one pass of a small model over mask tokens. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, MASKED, target)
         model = language_model(target, MASKED)
         net = model.with_network(checked_load(masked_network(model, facts.net), weights, MASKED))
         masks = torch.full((int(facts.net["depth"]) - 1,), model.config.vocab_size)
-        return ParallelNodes(draft_target(target, net), masks.to(target.device))
+        return cls(draft_target(target, net), masks.to(target.device))
 
 
 @register("drafter", PROMPT)
-class Prompt(DraftSource):
+class Prompt(ParallelNodes):
     """Drafts of all depths in one pass of the target over trained prompt tokens. Parameters:
     ``drafter_weights``."""
 
     needs_weights = True
 
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         facts, weights = read_drafter(sampler.drafter_weights, PROMPT, target)
         model, depth = language_model(target, PROMPT), int(facts.net["depth"])
         table = model.input_embeddings.weight
         tokens = checked_load(PromptTokens(depth, table), weights, PROMPT)
         masks = torch.arange(depth - 1, device=target.device) + len(table)
-        return ParallelNodes(draft_target(target, prompt_model(model, tokens)), masks)
+        return cls(draft_target(target, prompt_model(model, tokens)), masks)

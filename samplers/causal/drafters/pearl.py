@@ -34,15 +34,17 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.registry import register
+from gen.core.sampling_params import wide_dtype
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.model import unseen
+from gen.samplers.causal.drafters.model import DraftModel
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws, refuse_failed
@@ -53,11 +55,10 @@ from gen.samplers.engine.window import AUTO
 from gen.samplers.verifiers.base import Verifier
 
 
-class PearlDrafter(Drafter):
+class PearlDrafter(DraftModel, Drafter):
     """Drafter one round ahead of the target.
 
     Args:
-        target: the model.
         draft: fresh target of the draft model, under the distribution that drafts are drawn from.
         verifier: decides which drafts are accepted.
         length: drafts of a round.
@@ -68,20 +69,14 @@ class PearlDrafter(Drafter):
     left_tokens = RowState()
     left_logq = RowState()
     left = RowState(start=0)
-    # furthest position whose distribution the draft model was asked for, as in ``ModelDrafter``
-    known = RowState(start=-1)
 
-    def __init__(self, target: CausalTarget, draft: CausalTarget, verifier: Verifier, length: int):
-        self.draft, self.verifier, self.length = draft, verifier, length
-        self.targets = (draft,)
-        self.num_passes = np.zeros(draft.items, dtype=np.int64)
-        rows, device = draft.rows, draft.device
-        self.left, self.known = np.zeros(rows, dtype=np.int64), np.full(rows, -1)
-        self.left_tokens = torch.zeros(rows, length - 1, dtype=torch.long, device=device)
-
-    @property
-    def nfe(self) -> list[int]:
-        return self.num_passes.tolist()
+    def __init__(self, draft: CausalTarget, verifier: Verifier, length: int):
+        super().__init__(draft)
+        self.verifier, self.length = verifier, length
+        self.left = np.zeros_like(self.known)
+        made = draft.legal.new_zeros(draft.rows, length - 1, draft.legal.shape[1])
+        self.left_tokens = made[..., 0].long()
+        self.left_logq = made.to(wide_dtype(draft.model.dtype))
 
     @property
     def window(self) -> int:
@@ -103,45 +98,30 @@ class PearlDrafter(Drafter):
         b, device, left, new = len(tokens), tokens.device, self.left, self.new
         row, column = torch.arange(b, device=device), to_device(left, device)
         first = step.starts + left
-        self.chain = torch.cat([self.left_tokens, tokens.new_zeros(b, self.length).long()], 1)
-        given, at = unseen(step, tokens, np.minimum(self.known, step.starts - 1))
+        self.chain = F.pad(self.left_tokens, (0, self.length))
+        self.logq = F.pad(self.left_logq, (0, 0, 0, self.length))
+        self.failed = torch.zeros(b, dtype=torch.bool, device=device)
+        given, at = self.unseen(step, tokens)
         if self.length > 1:
             last = self.left_tokens[row, (column - 1).clamp_min(0)]
             goes_on = to_device((left > 0) & (new > 0), device)[:, None]
             given = torch.where(goes_on, last[:, None], given)
             at = torch.where(goes_on, to_device(first, device)[:, None], at)
-        failed = torch.zeros(b, dtype=torch.bool, device=device)
-        if not new.any():
-            self.logq = self._joined(self.left_logq[:, 0])
         for n in range(int(new.max())):
-            logprobs = self.draft.predict(given, at).logprobs[:, -1]
-            if n == 0:
-                self.logq = self._joined(logprobs)
-            active = to_device(n < new, device)
+            logprobs = self.draft.predict(given, at).logprobs[:, -1:]
+            active = to_device(n < new, device)[:, None]
             here = to_device(first + n, device)[:, None]
-            key = torch.where(active[:, None], here, step.start[:, None])
-            ids = step.rng.categorical(
-                logprobs[:, None], step.rows, key, "draft", step.round, active[:, None]
-            )
-            failed |= active & failed_draws(ids, logprobs[:, None])[:, 0]
+            key = torch.where(active, here, step.start[:, None])
+            ids = step.rng.categorical(logprobs, step.rows, key, "draft", step.round, active)
+            self.failed |= (active & failed_draws(ids, logprobs))[:, 0]
             # a row that is done writes to a column behind its own
-            where = torch.where(active, column + n, self.chain.shape[1] - 1)
-            keep = active[:, None]
-            self.chain[row, where] = torch.where(active, ids[:, 0], self.chain[row, where])
-            self.logq[row, where] = torch.where(keep, logprobs, self.logq[row, where])
+            where = torch.where(active[:, 0], column + n, self.chain.shape[1] - 1)
+            self.chain[row, where] = torch.where(active, ids, self.chain[row, where, None])[:, 0]
+            self.logq[row, where] = torch.where(active, logprobs[:, 0], self.logq[row, where])
             goes_on = to_device(n + 1 < new, device)[:, None]
             given = torch.where(goes_on, ids, given[:, -1:])
             at = torch.where(goes_on, here + 1, at[:, -1:])
-        np.add.at(self.num_passes, step.items, new)
-        self.failed = failed
-
-    def _joined(self, logprobs: Tensor) -> Tensor:
-        """Return the distributions of the ``left`` drafts with room for the new ones."""
-        b, vocab_size = logprobs.shape
-        logq = logprobs.new_zeros(b, 2 * self.length - 1, vocab_size)
-        if self.left_logq is not None:
-            logq[:, : self.length - 1] = self.left_logq
-        return logq
+        self.count_passes(step, to_device(new, device))
 
     def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
         logp, device = output.logprobs, output.logprobs.device
@@ -174,10 +154,8 @@ class PearlDrafter(Drafter):
         goes_on, failed = torch.stack([self.goes_on, self.failed]).cpu().numpy()
         if failed.any():
             refuse_failed(self.draft, step.items, np.where(failed, step.starts + self.left, -1))
-        index = np.minimum(
-            self.seen[:, None] + 1 + np.arange(self.length - 1), self.chain.shape[1] - 1
-        )
-        columns = to_device(index, self.chain.device)
+        index = self.seen[:, None] + 1 + np.arange(self.length - 1)
+        columns = to_device(np.minimum(index, self.chain.shape[1] - 1), self.chain.device)
         row = torch.arange(len(columns), device=columns.device)[:, None]
         self.left_tokens, self.left_logq = self.chain[row, columns], self.logq[row, columns]
         waits, end = step.widths == 0, step.starts + self.left + self.new - 1
@@ -216,4 +194,4 @@ class Pearl(DraftSource):
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         draft = sampler.draft_target(target, draft)
-        return PearlDrafter(target, draft, verifier, sampler.num_speculative_tokens)
+        return PearlDrafter(draft, verifier, sampler.num_speculative_tokens)

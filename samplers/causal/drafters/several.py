@@ -27,69 +27,11 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
-from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT, Draft
+from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.step_context import CausalStep
-
-
-class SeveralNodes(Nodes):
-    """Distributions of several draft models.
-
-    Args:
-        drafts: fresh targets of the M draft models.
-        paths: paths of a tree, of which number i is of model i mod M.
-    """
-
-    def __init__(self, drafts: Sequence[CausalTarget], paths: int):
-        self.models = [ModelNodes(draft) for draft in drafts]
-        self.targets = tuple(drafts)
-        self.owners = [path % len(drafts) for path in range(paths)]
-
-    @property
-    def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *(store for model in self.models for store in model.stores))
-
-    @property
-    def nfe(self) -> list[int]:
-        passes = [model.num_passes for model in self.models]
-        return torch.stack(passes).sum(0).tolist()
-
-    def count_passes(self, step, passes):
-        for model in self.models:
-            model.count_passes(step, passes)
-
-    def begin(self, step, tokens):
-        return torch.cat([model.begin(step, tokens) for model in self.models], 1)
-
-    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        size, paths = tree.tokens.shape[1], len(self.owners)
-        found: dict[int, Tensor] = {}  # by column; a level has a draft of every path
-        for number, model in enumerate(self.models):
-            columns = [c for c in range(size) if self.owners[c % paths] == number]
-            new = [c for c in columns if c >= first]
-            own = _part(tree, columns, self.owners.count(number) == 1)
-            logq = model.extend(step, own, len(columns) - len(new))
-            found |= zip(new, logq.unbind(1), strict=True)
-        return torch.stack([found[column] for column in range(first, size)], 1)
-
-
-def _part(tree: Draft, columns: list[int], is_chain: bool) -> Draft:
-    """Take the columns of one model, the same ones of every row, as a tree of their own."""
-    index = {column: number for number, column in enumerate(columns)}
-    numbers = [index.get(column, -1) for column in range(tree.tokens.shape[1])]
-    table = _numbers([*numbers, -1], tree.parents)  # -1, the root, is its last
-    own = _numbers(columns, tree.parents)
-    parts = (tree.tokens, tree.exists, tree.parents, tree.depth)
-    tokens, exists, parents, depth = (x.index_select(1, own) for x in parts)
-    return Draft(tokens, exists, parents=table[parents], depth=depth, is_chain=is_chain)
-
-
-def _numbers(values: list[int], like: Tensor) -> Tensor:
-    """Make a long tensor on the device of another one."""
-    return to_device(np.array(values, dtype=np.int64), like.device)
 
 
 @method(
@@ -112,11 +54,48 @@ def _numbers(values: list[int], like: Tensor) -> Tensor:
 @register("drafter", "several")
 class Several(DraftSource):
     """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
-    joined by commas; ``draft_temperature``, ``draft_guidance``."""
+    joined by commas; ``draft_temperature``, ``draft_guidance``.
+
+    Args:
+        drafts: fresh targets of the M draft models.
+        paths: paths of a tree, of which number i is of model i mod M.
+    """
 
     needs_draft_model = True
     several = True
     draws = (WITH_REPLACEMENT,)
+
+    def __init__(self, drafts: Sequence[CausalTarget], paths: int):
+        self.models = [ModelNodes(draft) for draft in drafts]
+        self.targets = tuple(drafts)
+        self.owners = [path % len(drafts) for path in range(paths)]
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *(store for model in self.models for store in model.stores))
+
+    @property
+    def nfe(self) -> list[int]:
+        return torch.stack([model.num_passes for model in self.models]).sum(0).tolist()
+
+    def count_passes(self, step, passes):
+        for model in self.models:
+            model.count_passes(step, passes)
+
+    def begin(self, step, tokens):
+        return torch.cat([model.begin(step, tokens) for model in self.models], 1)
+
+    def extend(self, step, tree, first):
+        size = tree.tokens.shape[1]
+        found: dict[int, Tensor] = {}  # by column; a level has a draft of every path
+        for number, model in enumerate(self.models):
+            columns = np.arange(size)[np.resize(self.owners, size) == number]
+            own = tree.select(to_device(columns, step.start.device).expand(len(step.start), -1))
+            own.is_chain = self.owners.count(number) == 1
+            new = columns[columns >= first]
+            logq = model.extend(step, own, len(columns) - len(new))
+            found |= zip(new.tolist(), logq.unbind(1), strict=True)
+        return torch.stack([found[column] for column in range(first, size)], 1)
 
     @classmethod
     def check(cls, sampler: Any) -> None:
@@ -135,11 +114,11 @@ class Several(DraftSource):
         _require_paths(sampler.paths, len(sampler.draft_names))
 
     @classmethod
-    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> SeveralNodes:
+    def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Several:
         drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
         _require_paths(sampler.paths, len(drafts))
         models = [sampler.draft_target(target, one) for one in drafts]
-        return SeveralNodes(models, sampler.paths)
+        return cls(models, sampler.paths)
 
 
 def _require_paths(paths: int, models: int) -> None:

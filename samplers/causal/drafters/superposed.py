@@ -24,18 +24,21 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import Draft
-from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.engine.host import may_be_any
 
 
-class SuperposedNodes(ModelNodes):
-    """Distributions of a draft model that reads all drafts of a depth at once.
+@register("drafter", "superposed")
+class Superposed(ModelNodes):
+    """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
+    ``draft_model``, ``draft_temperature``, ``draft_guidance``.
 
     Args:
         draft: fresh target of the draft model.
     """
+
+    needs_draft_model = True
 
     def __init__(self, draft: CausalTarget):
         super().__init__(draft)
@@ -47,33 +50,38 @@ class SuperposedNodes(ModelNodes):
         return first
 
     def extend(self, step, tree, first):
-        log_path = path_logprobs(tree, torch.cat(self.logq, 1))
         new = tree.exists[:, first:]
-        depths = torch.where(new, tree.depth[:, first:], 0)
-        found = log_path.new_full((*new.shape, self.logq[0].shape[-1]), -torch.inf)
-        for depth in range(1, int(depths.max()) + 1) if depths.numel() else ():
-            asked = depths == depth
-            if not bool(asked.any()):
-                continue
-            logprobs = self._predict(step, tree, log_path, depth)
-            found = torch.where(asked[..., None], logprobs, found)
-        self.logq.append(found)
-        return found
+        found = self.logq[0].new_full((1, 1, 1), -torch.inf)
+        if may_be_any(new):
+            # a level is whole before it is asked for
+            depth = tree.depth[:, -1:]
+            here = tree.exists & (tree.depth == depth)
+            some = here.any(1, keepdim=True)
+            log_path = path_logprobs(tree, torch.cat(self.logq, 1))
+            weights = torch.where(some, log_path.masked_fill(~here, -torch.inf), 0.0).softmax(-1)
+            # a row without such drafts repeats its last committed token
+            tokens = torch.where(some, tree.tokens, self.root)
+            at = step.start[:, None] + torch.where(some, depth, 0)
+            output = self.draft.predict_superposed(tokens[:, None], weights[:, None], at)
+            found = torch.where(new[..., None], output.logprobs, found)
+        self.logq.append(found.expand(*new.shape, self.logq[0].shape[-1]))
+        return self.logq[-1]
 
     def count_passes(self, step, passes):
         super().count_passes(step, passes)
         del self.logq  # nobody asks any more
 
-    def _predict(self, step: CausalStep, tree: Draft, log_path: Tensor, depth: int) -> Tensor:
-        """Return the distribution [b, 1, V] behind the mixture of the drafts of a depth."""
-        here = tree.exists & (tree.depth == depth)
-        some = here.any(1, keepdim=True)
-        logits = torch.where(here, log_path, -torch.inf)
-        weights = torch.where(some, logits, 0.0).softmax(-1)
-        # a row without such drafts repeats its last committed token
-        tokens = torch.where(some, tree.tokens, self.root)
-        at = torch.where(some, step.start[:, None] + depth, step.start[:, None])
-        return self.draft.predict_superposed(tokens[:, None], weights[:, None], at).logprobs
+    @classmethod
+    def check(cls, sampler):
+        shapes = registry.table("shape")
+        if not shapes[sampler.shape].by_level:
+            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
+            expected = f"one that grows level by level ({known}) with the drafter superposed"
+            raise bad_value("sampler.shape", sampler.shape, expected)
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        return cls(sampler.draft_target(target, draft))
 
 
 def path_logprobs(tree: Draft, logq: Tensor) -> Tensor:
@@ -86,23 +94,3 @@ def path_logprobs(tree: Draft, logq: Tensor) -> Tensor:
         mass = logq[row, above].gather(1, tree.tokens[:, column, None])[:, 0]
         total[:, column + 1] = total[row, above] + mass
     return total[:, 1:]
-
-
-@register("drafter", "superposed")
-class Superposed(DraftSource):
-    """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
-    ``draft_model``, ``draft_temperature``, ``draft_guidance``."""
-
-    needs_draft_model = True
-
-    @classmethod
-    def check(cls, sampler):
-        shapes = registry.table("shape")
-        if not shapes[sampler.shape].by_level:
-            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
-            expected = f"one that grows level by level ({known}) with the drafter superposed"
-            raise bad_value("sampler.shape", sampler.shape, expected)
-
-    @classmethod
-    def nodes(cls, sampler, target, draft):
-        return SuperposedNodes(sampler.draft_target(target, draft))

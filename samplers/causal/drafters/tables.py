@@ -1,22 +1,26 @@
 """Drafters without a model: tables of tokens that follow other tokens.
 
-A table gives every node of the tree a weight per token. The weights of tokens that may stand at
-the node's position, normalised, are the distribution that drafts are drawn from. Where no token has
-a weight the table knows nothing, and the node gets no children.
+A table gives every node of a tree of drafts a weight per token, from the text before it: prompt and
+committed tokens of the row, and the drafts on the way to the node. The weights of tokens that may
+stand at the node's position, normalised, are the distribution that drafts are drawn from. Where no
+token has a weight the table knows nothing, and the node gets no children.
 
 What a table learns belongs to its item (``scope: item``): no other item changes anything. With
 ``scope: call`` it also keeps what finished items taught it. How many drafts are accepted then
 depends on which items were finished before, so that only verifiers whose tokens do not depend on
 the drafts take it.
+
+Everything here is tensors on the target's device, so that no step waits for a copy to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import bad_value
@@ -24,11 +28,128 @@ from gen.core.params import Params, choice
 from gen.core.registry import registry
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
-from gen.samplers.causal.drafters.context import Context, Text, tails_after
-from gen.samplers.engine.draft import Draft, Verdict
-from gen.samplers.engine.outputs import CALL, ITEM
+from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.engine.draft import RANKS, Draft, Verdict
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
 from gen.samplers.engine.step_context import CausalStep
+
+MOST_FINISHED = 1 << 14  # tokens of finished items that are kept
+
+
+@dataclass
+class Text:
+    """Tokens that stand before the next position, row by row.
+
+    Attributes:
+        ids: texts of finished items, then prompt and output of the row, ``NONE`` between and behind
+            them, long [b, S].
+        end: column behind the last committed token, long [b].
+        own: first column of the row's own text.
+    """
+
+    ids: Tensor
+    end: Tensor
+    own: int
+
+    def last(self, count: int) -> Tensor:
+        """Return the last ``count`` tokens, the latest one last, long [b, count]."""
+        at = self.end[:, None] - torch.arange(count, 0, -1, device=self.ids.device)
+        return torch.where(at < self.own, NONE, self.ids.gather(1, at.clamp_min(0)))
+
+    def next(self, at: Tensor) -> Tensor:
+        """Return the tokens in columns [b, ...], ``NONE`` beyond the last one."""
+        flat, most = at.flatten(1), self.ids.shape[1] - 1
+        ids = self.ids.gather(1, flat.clamp(0, most))
+        return torch.where((flat >= 0) & (flat <= most), ids, NONE).view(at.shape)
+
+    def matches(self, tails: Tensor) -> Tensor:
+        """Count the tokens up to each column that are the last ones of some tails.
+
+        Args:
+            tails: tokens, the latest one last, long [b, n, N].
+
+        Returns:
+            Lengths between 0 and N, long [b, n, S]; 0 where no known token follows the column.
+        """
+        size = self.ids.shape[1]
+        follows = F.pad(self.ids[:, 1:], (0, 1), value=NONE) >= 0
+        alive = follows[:, None].expand(-1, tails.shape[1], -1)
+        length = torch.zeros_like(alive, dtype=torch.long)
+        for back in range(tails.shape[2]):
+            one = tails[:, :, tails.shape[2] - 1 - back, None]
+            before = F.pad(self.ids, (back, 0), value=NONE)[:, None, :size]
+            alive = alive & (before == one) & (one >= 0)
+            length = length + alive
+        return length
+
+
+def prompt_tokens(target: CausalTarget) -> Tensor:
+    """Return the prompts of all items as tokens of the output, right-aligned, long [N, P].
+
+    ``TokenSpace.prompt_tokens`` says which token an id of a prompt stands for. Without it an id is
+    a token if it may come anywhere. Other ids are ``NONE``.
+    """
+    prompts, count = target.prompts, target.items
+    ids, lengths = prompts.all_tokens[:count], prompts.all_lengths[:count]
+    table = target.space.prompt_tokens
+    if table is None:
+        every = torch.arange(target.legal.shape[-1], device=ids.device)
+        table = torch.where(target.legal.any(0), every, NONE)
+    table = F.pad(table.to(ids.device), (0, 1), value=NONE)
+    known = table[ids.clamp(0, len(table) - 1)]
+    width = ids.shape[1]
+    at = torch.arange(width, device=ids.device) - (width - lengths[:, None])
+    tokens = known.gather(1, at.clamp_min(0))
+    return torch.where((at < 0) | (tokens >= target.legal.shape[-1]), NONE, tokens)
+
+
+class Context:
+    """Texts of a call: prompt and output of every row, and of finished items if asked.
+
+    Args:
+        target: the model with its items.
+        keeps: whether finished items are remembered.
+    """
+
+    def __init__(self, target: CausalTarget, keeps: bool = False):
+        self.target, self.keeps = target, keeps
+        self._prompts, self._version = prompt_tokens(target), target.prompts.version
+        self.outputs = Outputs(target)
+        self.finished = self.prompts[0, :0]  # texts of finished items, one after the other
+
+    @property
+    def prompts(self) -> Tensor:
+        """Prompts of all items as tokens of the output, right-aligned, long [N, P]."""
+        if self._version != self.target.prompts.version:  # items were given prompts since
+            self._prompts, self._version = prompt_tokens(self.target), self.target.prompts.version
+        return self._prompts
+
+    @property
+    def width(self) -> int:
+        """Columns of one item's text, with the ``NONE`` before it."""
+        return 1 + self.prompts.shape[1] + self.outputs.tokens.shape[1]
+
+    def read(self, step: CausalStep, tokens: Tensor) -> Text:
+        """Return the texts of the rows, whose committed tokens are long [b, T]."""
+        if self.keeps and len(left := self.outputs.begin(step)):
+            # texts of the items that have left the batch, in their order
+            items = to_device(left, self.prompts.device)
+            text = torch.cat([self.prompts[items], self.outputs.tokens[items]], 1)
+            text = F.pad(text, (1, 0), value=NONE).flatten()
+            whole = MOST_FINISHED // self.width * self.width
+            self.finished = torch.cat([self.finished, text])[-whole:]
+        column = torch.arange(tokens.shape[1], device=tokens.device)
+        output = torch.where(column < step.start[:, None], tokens, NONE)
+        before = F.pad(self.finished, (0, 1), value=NONE).expand(len(output), -1)
+        prompts, first = self.prompts[step.rows], before.shape[1]
+        ids = torch.cat([before, prompts, output], 1)
+        return Text(ids, step.start + first + prompts.shape[1], first)
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        """Note what a step commits."""
+        if self.keeps:
+            self.outputs.accept(step, verdict)
 
 
 @dataclass(frozen=True)
@@ -43,89 +164,30 @@ class ScopeParams(Params):
     scope: str = choice(ITEM, (ITEM, CALL))
 
 
-class TableNodes(Nodes):
-    """Nodes whose distributions come from a table.
+class Table(DraftSource):
+    """Distributions that come from a table of tokens.
 
     Args:
         target: the model with its items.
-        scope: item or call.
+        params: parameters of the drafter.
+
+    Attributes:
+        num_tokens: last tokens before a node that its weights depend on.
+        text: texts of the rows, as they are in this step.
     """
 
-    def __init__(self, target: CausalTarget, scope: str = ITEM):
-        self.context = Context(target, scope == CALL)
+    num_tokens: int = 1
+
+    def __init__(self, target: CausalTarget, params: Any):
+        self.params = params
+        self.context = Context(target, isinstance(params, ScopeParams) and params.scope == CALL)
         self.legal, self.size = target.legal, target.legal.shape[-1]
         exact = target.model.dtype == torch.float64
         self.dtype = torch.float64 if exact else torch.float32
 
-    def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
-        """Return the weights [b, V] of the token after the last committed one."""
-        raise NotImplementedError
-
-    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        """Return the weights [b, n, V] of the tokens after the last n columns of a tree."""
-        raise NotImplementedError
-
-    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
-        self.text = self.context.read(step, tokens)
-        weights = self.weigh_root(step, self.text)[:, None]
-        return self._logq(step, weights, torch.zeros_like(step.start)[:, None])
-
-    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        weights = self.weigh(step, tree, first)
-        return self._logq(step, weights, tree.depth[:, first:])
-
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        self.context.accept(step, verdict)
-
-    def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
-        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]."""
-        at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        weights = weights * legal_at(self.legal, at)
-        total = weights.sum(-1, keepdim=True)
-        return torch.where(total > 0, weights / total, 0).log()
-
-    def one_hot(self, ids: Tensor) -> Tensor:
-        """Return weights [..., V] of 1 at some tokens [...], none where a token is ``NONE``."""
-        return self.add_up(ids[..., None], torch.ones_like(ids, dtype=self.dtype)[..., None])
-
-    def add_up(self, ids: Tensor, values: Tensor) -> Tensor:
-        """Add values [..., K] up by their tokens [..., K]: weights [..., V]."""
-        out = values.new_zeros(*ids.shape[:-1], self.size + 1, dtype=self.dtype)
-        ids = torch.where(ids < 0, self.size, ids)
-        return out.scatter_add_(-1, ids, values.to(self.dtype))[..., : self.size]
-
-
-class TailNodes(TableNodes):
-    """Nodes whose distribution depends on the last ``num_tokens`` tokens before them."""
-
-    num_tokens: int
-
-    def weigh_tails(self, text: Text, tails: Tensor) -> Tensor:
-        """Return the weights [b, n, V] of the tokens after some tails, long [b, n, N]."""
-        raise NotImplementedError
-
-    def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
-        self.tails = text.last(self.num_tokens)[:, None]
-        return self.weigh_tails(text, self.tails)[:, 0]
-
-    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        new = tails_after(self.tails, tree.parents[:, first:], tree.tokens[:, first:])
-        self.tails = torch.cat([self.tails, new], 1)
-        return self.weigh_tails(self.text, new)
-
-
-class TableSource(DraftSource):
-    """Source of a table's nodes.
-
-    Attributes:
-        nodes_type: class of the nodes, made of the target and of the drafter's parameters.
-    """
-
-    nodes_type: ClassVar[Callable[[CausalTarget, Any], Nodes]]
-
     @classmethod
-    def nodes(cls, sampler: Any, target: CausalTarget, draft: Any) -> Nodes:
-        return cls.nodes_type(target, part_params(sampler, "drafter", sampler.drafter))
+    def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Table:
+        return cls(target, part_params(sampler, "drafter", sampler.drafter))
 
     @classmethod
     def check(cls, sampler: Any) -> None:
@@ -140,3 +202,84 @@ class TableSource(DraftSource):
                 f"item with sampler.verifier {sampler.verifier}, or the verifier follow, whose"
                 " tokens do not depend on which items were finished before",
             )
+
+    def look(self, text: Text) -> None:
+        """Look up what the nodes of a step have in common."""
+
+    def weigh(self, tails: Tensor, parents: Tensor, depth: Tensor) -> Tensor:
+        """Weigh the tokens after nodes.
+
+        Args:
+            tails: last tokens on the way to each node, the latest one last, long [b, n, N].
+            parents: columns of the nodes' parents, -2 for the root's, long [b, n].
+            depth: drafts on the way to each node, long [b, n].
+
+        Returns:
+            Weights of at least 0, [b, n, V].
+        """
+        raise NotImplementedError
+
+    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+        self.text = self.context.read(step, tokens)
+        self.look(self.text)
+        # last tokens at the root and at the drafts, long [b, 1 + n, N]
+        self.tails = self.text.last(self.num_tokens)[:, None]
+        depth = torch.zeros_like(step.start)[:, None]
+        return self._logq(step, self.weigh(self.tails, depth - 2, depth), depth)
+
+    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
+        parents, depth = tree.parents[:, first:], tree.depth[:, first:]
+        row = torch.arange(len(parents), device=parents.device)[:, None]
+        above = self.tails[row, parents + 1]
+        tails = torch.cat([above[..., 1:], tree.tokens[:, first:, None]], -1)
+        self.tails = torch.cat([self.tails, tails], 1)
+        return self._logq(step, self.weigh(tails, parents, depth), depth)
+
+    def observe(self, step, draft, output, verdict):
+        self.context.accept(step, verdict)
+
+    def rows_left(self, items: np.ndarray) -> list[int]:
+        """List the rows of items that have left the batch, in their order, among those of the last
+        step, int64 [b]; none with ``scope: item``."""
+        return [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
+
+    def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
+        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]."""
+        at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
+        weights = weights * legal_at(self.legal, at)
+        total = weights.sum(-1, keepdim=True)
+        return torch.where(total > 0, weights / total, 0).log()
+
+    def add_up(self, ids: Tensor, values: Tensor) -> Tensor:
+        """Add values [..., K] up by their tokens [..., K]: weights [..., V]."""
+        out = values.new_zeros(*ids.shape[:-1], self.size + 1, dtype=self.dtype)
+        ids = torch.where(ids < 0, self.size, ids)
+        return out.scatter_add_(-1, ids, values.to(self.dtype))[..., : self.size]
+
+
+class CopyTable(Table):
+    """Copies tokens one after the other: every node has one child, which is no random draw.
+
+    Attributes:
+        source: text that is copied from.
+        at: first column of it that is copied, long [b]; behind its end where nothing is.
+    """
+
+    draws = (RANKS,)
+    source: Text
+    at: Tensor
+
+    def weigh(self, tails, parents, depth):
+        ids = self.source.next(self.at[:, None] + depth)[..., None]
+        return self.add_up(ids, torch.ones_like(ids))
+
+    def chain(self, step, tokens):
+        self.text = self.context.read(step, tokens)
+        self.look(self.text)
+        depth = torch.arange(step.positions.shape[1] - 1, device=tokens.device)
+        ids = self.source.next(self.at[:, None] + depth)
+        at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
+        # the last position before one where a row stops is the target's own
+        room = to_device(step.room, tokens.device)[:, None]
+        exists = (ids >= 0) & (depth + 1 < room) & self.legal[at, ids.clamp_min(0)]
+        return Draft(ids.clamp_min(0), exists.cummin(1).values)

@@ -18,20 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import part_params
-from gen.samplers.causal.drafters.context import NONE, Text
-from gen.samplers.causal.drafters.tables import CALL, ScopeParams, TableNodes, TableSource
+from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
-from gen.samplers.engine.draft import RANKS, Draft
+from gen.samplers.engine.draft import RANKS
+from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass(frozen=True)
@@ -43,68 +40,6 @@ class RecyclingParams(ScopeParams):
     """
 
     successors: int = integer(8, least=1)
-
-
-class RecyclingNodes(TableNodes):
-    """Nodes whose children are the kept successors of their token."""
-
-    table = RowState(start=NONE)  # successors of every token, long [b, V + 1, k]; V is no token
-
-    def __init__(self, target: CausalTarget, params: RecyclingParams, table: TokenTable | None):
-        super().__init__(target, params.scope)
-        self.count, self.scope = min(params.successors, self.size), params.scope
-        shape, device = (self.size + 1, self.count), target.device
-        self.shared = torch.full(shape, NONE, device=device)
-        if table is not None:
-            kept = table.successors[:, : self.count]
-            self.shared[: self.size, : kept.shape[1]] = kept
-        self.table = torch.full((target.rows, *shape), NONE, device=device)
-        self.before = self.context.outputs.active, self.table  # items and tables of the last step
-        rank = torch.arange(self.count, device=device)
-        self.weights = 0.5 ** rank.to(self.dtype)
-
-    def weigh_root(self, step: CausalStep, text: Text) -> Tensor:
-        self._keep_finished()
-        self.root = text.last(1)
-        return self._children(self.root)[:, 0]
-
-    def weigh(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        return self._children(tree.tokens[:, first:])
-
-    def _keep_finished(self) -> None:
-        """Take over what the items that have left the batch had learned, in their order."""
-        if self.scope != CALL:
-            return
-        items, tables = self.before
-        for item in self.context.outputs.left.tolist():
-            learned = tables[int((items == item).argmax())]
-            self.shared = torch.where(learned[:, :1] == NONE, self.shared, learned)
-
-    def _children(self, tokens: Tensor) -> Tensor:
-        """Weigh the successors of tokens [b, n]: [b, n, V]."""
-        key = torch.where(tokens < 0, self.size, tokens)
-        row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        own = self.table[row, key]
-        found = torch.where(own[..., :1] == NONE, self.shared[key], own)
-        return self.add_up(found, self.weights.expand(found.shape))
-
-    def learn(self, step: CausalStep, tree: Draft, output: StepOutput) -> None:
-        length = tree.tokens.shape[1]
-        logp = output.logprobs[:, : length + 1]
-        top = logp.topk(self.count, -1)
-        found = torch.where(top.values.isneginf(), NONE, top.indices)
-        exists = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
-        # behind a draft that the target cannot say there need not be a distribution
-        exists = exists & ~logp.isnan().any(-1)
-        tokens = torch.cat([self.root, tree.tokens], 1)
-        # of columns with one token the last one counts
-        same = (tokens[:, :, None] == tokens[:, None]) & exists[:, None]
-        later = torch.ones_like(same[0]).triu(1)
-        key = torch.where(exists & (tokens >= 0) & ~(same & later).any(-1), tokens, self.size)
-        table = self.table.scatter(1, key[..., None].expand_as(found), found)
-        table[:, self.size] = NONE
-        self.table = table
-        self.before = step.items, table
 
 
 @method(
@@ -127,13 +62,59 @@ class RecyclingNodes(TableNodes):
     aliases={"matrix_top_k": "successors"},
 )
 @register("drafter", "token_recycling", params=RecyclingParams)
-class TokenRecycling(TableSource):
+class TokenRecycling(Table):
     """Drafts the most probable tokens after each token's last appearance."""
 
     draws = (RANKS,)
 
+    table = RowState(start=NONE)  # successors of every token, long [b, V + 1, k]; V is no token
+
+    def __init__(self, target, params, table: TokenTable | None = None):
+        super().__init__(target, params)
+        self.count = min(params.successors, self.size)
+        shape, device = (self.size + 1, self.count), target.device
+        self.shared = torch.full(shape, NONE, device=device)  # what no item had to learn
+        if table is not None:
+            kept = table.successors[:, : self.count]
+            self.shared[: self.size, : kept.shape[1]] = kept
+        self.table = torch.full((target.rows, *shape), NONE, device=device)
+        self.before = self.context.outputs.active, self.table  # items and tables of the last step
+        self.weights = 0.5 ** torch.arange(self.count, device=device).to(self.dtype)
+
     @classmethod
-    def nodes(cls, sampler, target, draft):
+    def of(cls, sampler, target, draft):
         table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
-        params = part_params(sampler, "drafter", "token_recycling")
-        return RecyclingNodes(target, params, table)
+        return cls(target, part_params(sampler, "drafter", "token_recycling"), table)
+
+    def look(self, text):
+        items, tables = self.before
+        for row in self.rows_left(items):
+            learned = tables[row]
+            self.shared = torch.where(learned[:, :1] == NONE, self.shared, learned)
+
+    def weigh(self, tails, parents, depth):
+        tokens = tails[..., 0]
+        key = torch.where(tokens < 0, self.size, tokens)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        own = self.table[row, key]
+        found = torch.where(own[..., :1] == NONE, self.shared[key], own)
+        return self.add_up(found, self.weights.expand(found.shape))
+
+    def observe(self, step, draft, output, verdict):
+        super().observe(step, draft, output, verdict)
+        if draft is None:
+            return
+        logp = output.logprobs[:, : draft.tokens.shape[1] + 1]
+        top = logp.topk(self.count, -1)
+        found = torch.where(top.values.isneginf(), NONE, top.indices)
+        # behind a draft that the target cannot say there need not be a distribution
+        exists = F.pad(draft.exists, (1, 0), value=True) & ~logp.isnan().any(-1)
+        tokens = torch.cat([self.tails[:, 0], draft.tokens], 1)
+        # of columns with one token the last one counts
+        same = (tokens[:, :, None] == tokens[:, None]) & exists[:, None]
+        later = torch.ones_like(same[0]).triu(1)
+        key = torch.where(exists & (tokens >= 0) & ~(same & later).any(-1), tokens, self.size)
+        table = self.table.scatter(1, key[..., None].expand_as(found), found)
+        table[:, self.size] = NONE
+        self.table = table
+        self.before = step.items, table

@@ -24,8 +24,9 @@ from gen.core.method import method
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.digest import digest_of
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import Nodes
-from gen.samplers.causal.drafters.context import NONE, Context
+from gen.samplers.causal.drafters.tables import Context
+from gen.samplers.engine.outputs import NONE
+from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass
@@ -78,32 +79,37 @@ def read_table(path: str, target: CausalTarget) -> TokenTable:
     return TokenTable(found.counts.to(device), found.successors.to(device))
 
 
-class TrimmedNodes(Nodes):
-    """Nodes of another source without the tokens that are not frequent.
+class DraftVocab:
+    """Tokens that may be drafted.
 
     Args:
         target: the model with its items.
-        inner: the other source.
         count: tokens that stay.
         table: statistics of the model's tokens; None to count in each row's own text.
     """
 
-    def __init__(self, target: CausalTarget, inner: Nodes, count: int, table: TokenTable | None):
-        self.inner, self.targets, self.hidden_layers = inner, inner.targets, inner.hidden_layers
+    def __init__(self, target: CausalTarget, count: int, table: TokenTable | None):
         self.size, self.ends = target.legal.shape[-1], target.space.ends
         self.count = min(count, self.size)
         self.context = Context(target) if table is None else None
-        self.kept = self._frequent(
-            torch.zeros(1, self.size) if table is None else table.counts[None]
-        )
+        self.kept = None if table is None else self._frequent(table.counts[None])
 
-    @property
-    def nfe(self) -> list[int] | None:
-        return self.inner.nfe
+    def begin(self, step: CausalStep, tokens: Tensor) -> DraftVocab:
+        """Read the texts of a step, committed tokens long [b, T], and return itself."""
+        if self.context is not None:
+            ids = self.context.read(step, tokens).ids
+            ids = torch.where(ids == NONE, self.size, ids)
+            counts = torch.zeros(len(ids), self.size + 1, dtype=torch.long, device=ids.device)
+            counts.scatter_add_(1, ids, torch.ones_like(ids))
+            self.kept = self._frequent(counts[:, : self.size])
+        return self
 
-    @property
-    def stores(self):
-        return (self.store, *self.inner.stores)
+    def trim(self, logq: Tensor) -> Tensor:
+        """Renormalise log-probabilities [b, n, V] over the tokens that stay."""
+        assert self.kept is not None, "begin comes first"
+        logq = torch.where(self.kept[:, None], logq, -torch.inf)
+        total = logq.logsumexp(-1, keepdim=True)
+        return torch.where(total.isneginf(), -torch.inf, logq - total)
 
     def _frequent(self, counts: Tensor) -> Tensor:
         """Choose the most frequent tokens by counts [b, V]: bool [b, V]."""
@@ -113,39 +119,6 @@ class TrimmedNodes(Nodes):
         for end in self.ends:
             kept[:, end] = True
         return kept
-
-    def _trim(self, logq: Tensor) -> Tensor:
-        """Renormalise log-probabilities [b, n, V] over the tokens that stay."""
-        logq = torch.where(self.kept[:, None], logq, -torch.inf)
-        total = logq.logsumexp(-1, keepdim=True)
-        return torch.where(total.isneginf(), -torch.inf, logq - total)
-
-    def begin(self, step, tokens):
-        if self.context is not None:
-            text = self.context.read(step, tokens)
-            ids = torch.where(text.ids == NONE, self.size, text.ids)
-            counts = torch.zeros(len(ids), self.size + 1, dtype=torch.long, device=ids.device)
-            counts.scatter_add_(1, ids, torch.ones_like(ids))
-            self.kept = self._frequent(counts[:, : self.size])
-        return self._trim(self.inner.begin(step, tokens))
-
-    def extend(self, step, tree, first):
-        return self._trim(self.inner.extend(step, tree, first))
-
-    def count_passes(self, step, passes):
-        self.inner.count_passes(step, passes)
-
-    def read(self, step, output):
-        self.inner.read(step, output)
-
-    def learn(self, step, tree, output):
-        self.inner.learn(step, tree, output)
-
-    def accept(self, step, verdict):
-        self.inner.accept(step, verdict)
-
-    def observe(self, step, num_accepted, num_drafted):
-        self.inner.observe(step, num_accepted, num_drafted)
 
 
 method(

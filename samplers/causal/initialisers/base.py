@@ -1,4 +1,19 @@
-"""Interface of initialisers: what they are given and what they return.
+"""Initialisers: the first draft of a position that has just entered the window, and the
+distribution it was drawn from.
+
+    uniform       uniform over the legal ids, with the noise of the position; q = 1 / |legal|.
+                  Acceptance 1 - TV(p, q)
+    random        a uniform id taken as it is (q = one-hot); acceptance p(x), about 1 / V. The SJD
+                  paper's default
+    repeat        the token one position before (q = one-hot). The paper's ``repeat_horizon``
+    repeat_above  the token one row above (q = one-hot), in grids of at least two axes
+    model         a draft model continues the iterate, argmax log q + G with the noise G of the
+                  position; q is the draft model's distribution (``iterated``)
+    table         counts of neighbouring tokens give q, argmax log q + G (``iterated``)
+    model_table   a draft model whose own Jacobi iterate begins with the table's
+
+All of them are exact: what counts is that q is the distribution the draft came from. Those with the
+noise of the position draft the very token of the target wherever q ranks it first as p does.
 
 ``@register("initialiser", name)`` on a subclass in one file is all that a new one takes; the
 samplers of Jacobi drafts then accept ``init: name``.
@@ -10,82 +25,79 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
+from gen.core.registry import register
+from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.draft import Verdict
+from gen.samplers.causal.couplings import without_ends
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass
 class Entering:
-    """Positions that enter the window in a step: n columns of b rows.
+    """Columns of a step that are to be drafted: the last n of the window, of b rows.
 
     Attributes:
         step: context of the step.
-        first: column of the step that the n columns begin with.
-        begins: column of each row's first position that enters, int64 [b], on the host; rows
-            differ, and ``first`` is the least of them.
-        ends: column behind each row's last position that enters, int64 [b], on the host.
-        active: columns that really enter, bool [b, n].
-        legal: allowed tokens, bool [b, n, V].
-        compares: whether the distribution of a draft is read (``Filled.logq``).
-        committed: committed tokens, [b, T].
-        canvas: makes committed tokens and drafts so far, a fresh [b, T].
+        first: column of the step that they begin with.
+        active: columns that are drafted, bool [b, n].
+        enters: those of them that have no draft yet, bool [b, n].
+        compares: whether the distribution of a draft is read.
+        canvas: makes committed tokens and drafts so far, a fresh [b, T + 1] whose last column is
+            for what does not exist.
         logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
             None unless the initialiser ``corrects``.
     """
 
     step: CausalStep
     first: int
-    begins: np.ndarray
-    ends: np.ndarray
     active: Tensor
-    legal: Tensor
+    enters: Tensor
     compares: bool
-    committed: Tensor
     canvas: Callable[[], Tensor]
     logp: Tensor | None = None
 
-
-@dataclass
-class Filled:
-    """Drafts of the positions that enter.
-
-    Attributes:
-        tokens: drafts [b, n]; anything in columns that do not enter.
-        logq: log-probabilities [b, n, V] that they were drawn from, or one [1, 1, V]; None of
-            drafts that were chosen, and where nobody compares.
-        guessed: whether no model made them.
-        failed: drafts whose model gave no distribution, bool [b, n]; None without a draft model.
-    """
-
-    tokens: Tensor
-    logq: Tensor | None = None
-    failed: Tensor | None = None
-    guessed: bool = True
+    @property
+    def positions(self) -> Tensor:
+        """Grid positions of the columns, long [b, n]."""
+        return self.step.positions[:, self.first : self.first + self.active.shape[1]]
 
 
 class Initialiser(RowOwner):
     """Rule for the first drafts of positions.
 
+    Args:
+        target: the model with its items.
+
     Attributes:
         needs_draft_model: whether it asks a draft model, the sampler's or one of the target's own
             layers.
         has_table: whether it reads a context table.
+        guesses: whether no model makes its drafts.
         targets: draft models of the same items, whose rows follow the batch.
+        nfe: forward passes of the draft model, of every item; None without a draft model.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
             ``active``.
         corrects: whether it does so from what the target said of them (``Entering.logp``).
+        legal: tokens that may be drafted, bool [T, V]: the allowed ones without an end.
     """
 
-    redrafts: bool = False
-    corrects: bool = False
     needs_draft_model: ClassVar[bool] = False
     has_table: ClassVar[bool] = False
+    guesses: ClassVar[bool] = True
     targets: tuple[CausalTarget, ...] = ()
+    nfe: list[int] | None = None
+    redrafts: bool = False
+    corrects: bool = False
+
+    def __init__(self, target: CausalTarget):
+        legal = target.legal
+        some = legal[:1] if legal.stride(0) == 0 else legal
+        self.legal = without_ends(some, target.space.ends).expand_as(legal)
 
     @classmethod
     def make(cls, sampler: Any, target: CausalTarget, draft: CausalTarget | None) -> Initialiser:
@@ -96,16 +108,78 @@ class Initialiser(RowOwner):
             target: the model.
             draft: target of the draft model, where one is needed.
         """
-        raise NotImplementedError
+        return cls(target)
 
-    @property
-    def nfe(self) -> list[int] | None:
-        """Forward passes of the draft model, of every item; None without a draft model."""
-        return None
-
-    def fill(self, entering: Entering) -> Filled:
-        """Draft the positions that enter."""
+    def fill(self, entering: Entering) -> Draft:
+        """Draft the columns that are active, [b, n]; the others may get anything. Without
+        ``compares`` nobody reads the distributions."""
         raise NotImplementedError
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         """Read what the coupling made of the step; what follows an eos token is not committed."""
+
+
+@register("initialiser", "uniform")
+class Uniform(Initialiser):
+    """Uniform over the allowed tokens, with the noise of the position."""
+
+    def fill(self, entering):
+        logq = self.logq(entering.positions, torch.float64) if entering.compares else None
+        return Draft(self.draw(entering, "token"), entering.active, logq)
+
+    def draw(self, entering: Entering, purpose: str) -> Tensor:
+        """Draw tokens [b, n] with the noise of their positions."""
+        step, active, at = entering.step, entering.active, entering.positions
+        logq = self.logq(at, torch.float32).expand(*at.shape, -1)
+        return step.categorical(logq, purpose, active, entering.first, shared=True)
+
+    def logq(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Compute log q at positions [b, n]: [b, n, V], or one [1, 1, V] where they are equal."""
+        legal = legal_at(self.legal, positions)
+        some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
+        # the logarithm of true and false is a float32 by itself, in one kernel
+        logs = some.log() if dtype == torch.float32 else some.to(dtype).log()
+        return logs.log_softmax(-1)
+
+
+@register("initialiser", "random")
+class Random(Uniform):
+    """A uniform token, judged as if it were certain."""
+
+    def fill(self, entering):
+        return Draft(self.draw(entering, "initial"), entering.active)
+
+
+@register("initialiser", "repeat")
+class Repeat(Initialiser):
+    """The token one position before; the smallest allowed id where there is none, or where it is
+    not allowed."""
+
+    def __init__(self, target: CausalTarget):
+        super().__init__(target)
+        self.back, self.is_uniform = 1, self.legal.stride(0) == 0
+        rows = self.legal[:1] if self.is_uniform else self.legal
+        self.lowest = rows.to(torch.uint8).argmax(-1).expand(len(self.legal))
+
+    def fill(self, entering):
+        at, canvas, columns = entering.positions, entering.canvas(), entering.active.shape[1]
+        # a copy may be copied again: all are copies of what stands before the columns that enter
+        hops = (entering.enters.long().cumsum(1) - 1).clamp_min_(0) // self.back
+        source = at - (hops + 1) * self.back
+        ids = torch.where(source < 0, -1, canvas.gather(1, source.clamp_min(0)))
+        # what was allowed once is allowed at all hops, unless positions differ in what they allow
+        for hop in range(0 if self.is_uniform else (columns - 1) // self.back, -1, -1):
+            here = (at - hop * self.back).clamp(0, len(self.legal) - 1)
+            allowed = (ids >= 0) & self.legal[here, ids.clamp_min(0)]
+            ids = torch.where(allowed | (hop > hops), ids, self.lowest[here])
+        return Draft(ids, entering.active)
+
+
+@register("initialiser", "repeat_above")
+class RepeatAbove(Repeat):
+    """The token one row above, in grids of at least two axes."""
+
+    def __init__(self, target: CausalTarget):
+        super().__init__(target)
+        grid = target.space.grid
+        self.back = grid[-1] if len(grid) > 1 else 1

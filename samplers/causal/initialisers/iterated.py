@@ -14,6 +14,18 @@ All positions are drafted at once and q is asked again with what came out, a Jac
 own: after k passes the first k positions are final, and most others too. It ends where nothing
 changes any more, or after some passes.
 
+    model        q is a draft model's: a small one, or some of the target's own layers with what was
+                 trained for the others (``drafter``). Its cache has a slot per position; the first
+                 pass of a round brings along what was committed since the round before, and a round
+                 has ``draft_rounds`` passes at most. It begins with uniform tokens
+    table        q are counts with back-off of what followed these neighbours before (``table``),
+                 restricted to the allowed tokens; neighbours are committed tokens and drafts
+    model_table  a draft model that begins with the tokens of a table
+
+With ``scope: call`` a table counts the call's finished items as well, as soon as they have
+finished. The number of forward passes then depends on their order, so that only a coupling whose
+tokens do not depend on the drafts takes it.
+
 Guarantee: that of the coupling. A draft depends on the noise of its own position through G_n alone,
 and on that of lower positions: so x_n is distributed as what stands before G_n above, given
 everything that fixes it. When the iteration ends says nothing else: at its fixed point further
@@ -22,53 +34,63 @@ passes change nothing.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams, has_no_distribution
-from gen.core.token_space import TokenSpace
+from gen.models.targets.base import legal_at
+from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import without_ends
-from gen.samplers.causal.initialisers.base import Entering, Filled, Initialiser
-from gen.samplers.engine.draft import Verdict
+from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens, trained_sampling
+from gen.samplers.causal.initialisers.base import Entering, Initialiser, Uniform
+from gen.samplers.causal.initialisers.table import ContextTable, table_of
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
 from gen.samplers.engine.rows import RowState, RowStore
 from gen.samplers.engine.step_context import CausalStep
 
 # log-probability that a token has at least when distributions are compared
 FLOOR = -30.0
+UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class IteratedInitialiser(Initialiser):
     """Base of initialisers that ask a distribution q of all positions again and again.
 
     Args:
-        space: token space of the target.
+        target: the model with its items.
         guess: initialiser that the iteration begins with.
-        rounds: passes per round of the sampler at most; None for as many as change a draft.
         redrafts: whether drafts that are carried on are corrected.
-        filters: filters of the target, which q lacks; None where q has them or there are none.
         corrects: whether they are corrected from what the target said; False drafts them from q.
+        rounds: passes per round of the sampler at most; None for as many as change a draft.
+        filters: filters of the target, which q lacks; None where q has them or there are none.
     """
 
+    guesses = False
     # log q of the last pass of the round before [b, n, V], from position ``at`` on
     before = RowState()
     at = RowState(start=0)
 
     def __init__(
         self,
-        space: TokenSpace,
+        target: CausalTarget,
         guess: Initialiser,
-        rounds: int | None,
         redrafts: bool,
+        corrects: bool,
+        rounds: int | None = None,
         filters: SamplingParams | None = None,
-        corrects: bool = True,
     ):
-        self.space, self.guess, self.rounds, self.redrafts = space, guess, rounds, redrafts
-        self.filters, self.corrects = filters, redrafts and corrects
+        super().__init__(target)
+        self.guess, self.rounds, self.filters = guess, rounds, filters
+        self.space, self.redrafts, self.corrects = target.space, redrafts, redrafts and corrects
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -84,62 +106,173 @@ class IteratedInitialiser(Initialiser):
         """
         raise NotImplementedError
 
-    def count(self, entering: Entering, passes: np.ndarray) -> None:
-        """Learn how many passes each row took, int64 [b]."""
+    def count(self, step: CausalStep, passes: Tensor) -> None:
+        """Learn how many passes each row took, long [b]."""
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         self.guess.accept(step, verdict)
 
-    def fill(self, entering: Entering) -> Filled:
-        step, b, n = entering.step, *entering.active.shape
-        canvas = torch.nn.functional.pad(entering.canvas(), (0, 1))
-        columns = entering.first + np.arange(n)
-        enters = entering.active & to_device(columns >= entering.begins[:, None], canvas.device)
-        drawn = entering.active if self.redrafts else enters
+    def fill(self, entering: Entering) -> Draft:
+        # 1. A guess where a position enters, the iterate of the target elsewhere
+        step, enters, first = entering.step, entering.enters, entering.first
+        canvas = entering.canvas()
         # columns that do not exist are written behind all positions
-        positions = step.positions[:, entering.first : entering.first + n]
-        slots = torch.where(entering.active, positions, canvas.shape[1] - 1)
+        slots = torch.where(entering.active, entering.positions, canvas.shape[1] - 1)
         guess = self.guess.fill(replace(entering, active=enters, compares=False)).tokens
         tokens = torch.where(enters, guess, canvas.gather(1, slots))
         canvas.scatter_(1, slots, tokens)
-        shift = self._shift(entering, enters)
-        running = entering.ends > (0 if self.redrafts else entering.begins)
-        inner = to_device(columns < entering.ends[:, None] - 1, canvas.device)
-        passes = np.zeros(b, dtype=np.int64)
-        logq = q = entering.legal  # until the first pass
-        while running.any() and (self.rounds is None or passes.max() < self.rounds):
-            q = self.predict(entering, canvas, not passes.any())
-            q = without_ends(q, self.space.ends)
+        # 2. Ask q with what came out, until nothing changes
+        shift, drawn = self._shift(entering), entering.active
+        running, inner = drawn.any(1), F.pad(drawn[:, 1:], (0, 1))  # the last one changes no other
+        passes = torch.zeros_like(step.start)
+        for turn in itertools.count(1):
+            q = without_ends(self.predict(entering, canvas, turn == 1), self.space.ends)
             passes += running
             logq = q if self.filters is None else self.filters(q, None, None)
-            logq = logq if shift is None else _shifted(q, shift, logq)
-            new = step.categorical(logq, "token", drawn, entering.first, shared=True)
-            new = torch.where(drawn, new, tokens)
+            if shift is not None:
+                moved = (q.clamp_min(FLOOR) + shift).log_softmax(-1)
+                logq = torch.where(shift.isnan(), logq, moved)
+            new = torch.where(drawn, step.categorical(logq, "token", drawn, first, True), tokens)
             changed, tokens = new != tokens, new
             canvas.scatter_(1, slots, tokens)
-            if self.rounds is None or passes.max() < self.rounds:
-                running &= (changed & inner).any(1).cpu().numpy()
-        self.count(entering, passes)
+            if turn == self.rounds:
+                break
+            running = running & (changed & inner).any(1)
+            if not running.cpu().numpy().any():
+                break
+        self.count(step, passes)
         if self.corrects:
             self.before, self.at = q.clamp_min(FLOOR), step.starts.copy()
         failed = drawn & failed_draws(tokens, q)
-        return Filled(tokens, logq if entering.compares else None, failed, guessed=False)
+        return Draft(tokens, drawn, logq if entering.compares else None, failed=failed)
 
-    def _shift(self, entering: Entering, enters: Tensor) -> Tensor | None:
-        """Compute log p - log q of the round before, [b, n, V]: 0 where a position enters; None
+    def _shift(self, entering: Entering) -> Tensor | None:
+        """Compute log p - log q of the round before, [b, n, V]: NaN where a position enters; None
         where nothing is corrected."""
-        logp, before, n = entering.logp, self.before, entering.active.shape[1]
+        logp, before = entering.logp, self.before
         if not self.corrects or before is None or logp is None:
             return None
-        source = np.arange(n) + (entering.step.starts - self.at)[:, None]
+        source = np.arange(logp.shape[1]) + (entering.step.starts - self.at)[:, None]
         beyond = to_device(source >= before.shape[1], before.device)  # had no draft
         source = to_device(np.minimum(source, before.shape[1] - 1), before.device)
         old = before.gather(1, source[..., None].expand(-1, -1, before.shape[-1]))
-        without = enters | beyond | has_no_distribution(logp)
+        without = entering.enters | beyond | has_no_distribution(logp)
         return torch.where(without[..., None], torch.nan, logp.to(old.dtype) - old)
 
 
-def _shifted(q: Tensor, shift: Tensor, plain: Tensor) -> Tensor:
-    """log q [b, n, V] moved by ``shift``, normalised; ``plain`` where that is NaN."""
-    moved = (q.clamp_min(FLOOR) + shift).log_softmax(-1)
-    return torch.where(shift.isnan(), plain, moved)
+@register("initialiser", "table")
+class TableInitialiser(IteratedInitialiser):
+    """Tokens that followed the same neighbours before; they correct the iterate, too.
+
+    Args:
+        table: counts that it begins with.
+        target: the model with its items.
+        redrafts: whether drafts that are carried on are corrected.
+        corrects: whether they are corrected from what the target said.
+        scope: item, or call to count finished items too.
+    """
+
+    has_table = True
+
+    def __init__(
+        self,
+        table: ContextTable,
+        target: CausalTarget,
+        redrafts: bool,
+        corrects: bool,
+        scope: str = ITEM,
+    ):
+        super().__init__(target, Uniform(target), redrafts, corrects)
+        self.allowed, self.counts, self.table = target.legal, table, table.to(target.device)
+        self.outputs = Outputs(target) if scope == CALL else None
+        # the target's positions are the last ones of the table's grid
+        shift = len(table.where) - target.length
+        self.where = (table.where[shift:] - shift).clamp_min(-1).to(target.device)
+
+    @classmethod
+    def make(cls, sampler, target, draft):
+        table = table_of(target, sampler.table)
+        return cls(table, target, sampler.redrafts, sampler.corrects, sampler.scope)
+
+    def accept(self, step: CausalStep, verdict: Verdict) -> None:
+        super().accept(step, verdict)
+        if self.outputs is not None:
+            self.outputs.accept(step, verdict)
+
+    def fill(self, entering: Entering) -> Draft:
+        if self.outputs is not None and len(left := self.outputs.begin(entering.step)):
+            self._count(self.outputs.tokens[to_device(left, self.where.device)].cpu())
+        return super().fill(entering)
+
+    def _count(self, sequences: Tensor) -> None:
+        """Count the tokens of finished items, long [n, T]."""
+        end = self.space.eos_token_id
+        if end is not None:  # what follows the eos token is the eos token
+            sequences = torch.where(sequences == NONE, end, sequences)
+        self.counts = self.counts.plus(sequences, self.where.cpu())
+        self.table = self.counts.to(self.where.device)
+
+    def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
+        at = entering.positions
+        where = self.where[at]
+        context = canvas[:, None].expand(-1, at.shape[1], -1).gather(2, where.clamp_min(0))
+        context = torch.where(where < 0, self.table.size, context)
+        q = self.table.distribution(context.flatten(0, 1)).unflatten(0, at.shape)
+        q = q * legal_at(self.allowed, at)
+        return (q / q.sum(-1, keepdim=True)).log()
+
+
+@register("initialiser", "model")
+class ModelInitialiser(DraftModel, IteratedInitialiser):
+    """A draft model continues the iterate and corrects it, from uniform tokens on."""
+
+    needs_draft_model = True
+
+    def __init__(self, draft: CausalTarget, *rest):
+        DraftModel.__init__(self, draft)
+        IteratedInitialiser.__init__(self, draft, *rest)
+
+    @classmethod
+    def make(cls, sampler, target, draft):
+        source = registry.get("drafter", sampler.drafter)
+        draft = require_same_tokens(target, source.draft_of(sampler, target, draft))
+        sampling, filters = trained_sampling(target, draft), None
+        # a filter would leave nothing to compare outside of it
+        unfiltered = replace(sampling, **UNFILTERED)
+        if sampler.corrects and sampling != unfiltered:
+            filters = replace(sampling, temperature=1.0, guidance_scale=1.0)
+            sampling = unfiltered
+        rest = sampler.redrafts, sampler.corrects, sampler.draft_rounds, filters
+        return cls(draft.with_params(sampling), cls.first_tokens(sampler, target), *rest)
+
+    @classmethod
+    def first_tokens(cls, sampler, target) -> Initialiser:
+        """Make the initialiser that the iteration begins with."""
+        return Uniform(target)
+
+    def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
+        positions = entering.positions
+        if not is_first:
+            given = canvas.gather(1, (positions - 1).clamp_min(0))
+            return self.draft.predict(given, positions).logprobs
+        step, end = entering.step, entering.first + positions.shape[1]
+        given, at = self.unseen(step, canvas, step.starts + np.minimum(step.widths, end) - 1)
+        q = self.draft.predict(given, at).logprobs
+        last = at.shape[1] - 1
+        column = (positions - at[:, -1:] + last).clamp(0, last)
+        return q.gather(1, column[..., None].expand(-1, -1, q.shape[-1]))
+
+    def count(self, step: CausalStep, passes: Tensor) -> None:
+        self.count_passes(step, passes)
+        self.known = step.starts.copy()
+
+
+@register("initialiser", "model_table")
+class ModelTableInitialiser(ModelInitialiser):
+    """A draft model continues the iterate and corrects it, from the tokens of a table on."""
+
+    has_table = True
+
+    @classmethod
+    def first_tokens(cls, sampler, target) -> Initialiser:
+        return TableInitialiser.make(replace(sampler, redraft=False), target, None)

@@ -1,47 +1,182 @@
-"""Drafts by a context table: what followed these neighbours before.
+"""Context tables: how often a token followed its neighbours in the grid, with back-off.
 
-q are counts with back-off (``context_table``), restricted to the allowed tokens; neighbours are
-committed tokens and drafts. Drafts follow from q as from a draft model's (``iterated``).
+A token's neighbours are at fixed offsets in the grid: to the left, above, in the frame before. A
+neighbour outside of the grid counts as a token of its own. Level k of a table counts tokens after
+their first k neighbours; level 0 counts tokens. The distribution of a token after its neighbours
+c_1 .. c_K is interpolated from level to level by the rule of Witten and Bell,
+
+    q_k(x) = (n(c_1 .. c_k, x) + d(c_1 .. c_k) q_k-1(x)) / (n(c_1 .. c_k) + d(c_1 .. c_k))
+
+n being how often and d how many different tokens followed, and q_-1 uniform over the vocabulary.
+Ian H. Witten and Timothy C. Bell, "The zero-frequency problem", IEEE Transactions on Information
+Theory 37 (1991).
 
 Counts come from sequences of the model's training world, in ``table.safetensors`` beside its
 weights (``python -m gen.recipes.tables``), and so never from other items. A model in memory, which
-lies in no folder, begins with an empty table, whose q is uniform. With ``scope: call`` the call's
-finished items are counted as well, as soon as they have finished. The number of forward passes then
-depends on their order, so that only a coupling whose tokens do not depend on the drafts takes it.
-
-Guarantee: that of the coupling. q is fixed by tokens below n.
+lies in no folder, begins with an empty table, whose q is uniform.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from copy import copy
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.registry import register
 from gen.models.load.locate import locate, readable
-from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.initialisers.base import Entering, Filled
-from gen.samplers.causal.initialisers.context_table import (
-    ContextTable,
-    Offset,
-)
-from gen.samplers.causal.initialisers.copies import Uniform
-from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
-from gen.samplers.engine.draft import Verdict
-from gen.samplers.engine.host import to_device
-from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
-from gen.samplers.engine.step_context import CausalStep
 
+Offset = tuple[int, ...]
+DENSE = 1 << 22  # numbers that distributions after all contexts may be
 FILE, WEIGHTS, KIND = "table.safetensors", "model.safetensors", "context_table"
 EMPTY = "empty"
+
+
+class Level(NamedTuple):
+    """Counts of one level: e pairs of a context and a token that followed it.
+
+    Attributes:
+        keys: context of each pair, in ascending order, int64 [e].
+        ids: its token, int64 [e].
+        counts: how often the one followed the other, float64 [e].
+        most: pairs of the context that has most.
+    """
+
+    keys: Tensor
+    ids: Tensor
+    counts: Tensor
+    most: int
+
+    @classmethod
+    def of(cls, keys: np.ndarray, ids: np.ndarray, counts: np.ndarray, size: int) -> Level:
+        """Count pairs.
+
+        Args:
+            keys: contexts, int64 [n].
+            ids: token after each, int64 [n].
+            counts: how often each pair was seen, float64 [n]; pairs may repeat.
+            size: number of token ids V.
+        """
+        contexts, number = np.unique(keys, return_inverse=True)
+        pairs, index = np.unique(number * size + ids, return_inverse=True)
+        counts = np.bincount(index, weights=counts, minlength=len(pairs)).astype(np.float64)
+        most = int(np.bincount(pairs // size).max(initial=0))
+        parts = contexts[pairs // size], pairs % size, counts
+        return cls(*map(torch.from_numpy, parts), most)
+
+    def plus(self, keys: np.ndarray, ids: np.ndarray, size: int) -> Level:
+        """Count further tokens int64 [n] after contexts int64 [n], in a level of its own."""
+        new = keys, ids, np.ones(len(keys))
+        pairs = zip(self[:3], new, strict=True)
+        return Level.of(*(np.concatenate([old.numpy(), x]) for old, x in pairs), size)
+
+    def look_up(self, key: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Look up contexts int64 [b]: counts of every token [b, V], their sum and how many tokens
+        there are [b, 1], which is 1 of a context that is not known."""
+        begin, end = (torch.searchsorted(self.keys, key, right=right) for right in (False, True))
+        entry = begin[:, None] + torch.arange(self.most, device=key.device)
+        exists = entry < end[:, None]
+        entry = entry.clamp_max(len(self.ids) - 1)
+        given = torch.where(exists, self.counts[entry], 0.0)
+        counts = given.new_zeros(len(key), size).scatter_add_(1, self.ids[entry], given)
+        return counts, given.sum(1, keepdim=True), (end - begin).clamp_min(1)[:, None]
+
+
+class ContextTable:
+    """Table of one model.
+
+    Args:
+        sequences: token ids int64 [n, T], in raster order of the grid.
+        grid: sizes of the axes, slowest first.
+        size: number of token ids V.
+        offsets: neighbours, the one that is counted from level 1 on first.
+    """
+
+    def __init__(self, sequences: Tensor, grid: tuple[int, ...], size: int, offsets: list[Offset]):
+        self.grid, self.size, self.offsets = grid, size, offsets
+        self.where = neighbours(grid, offsets)
+        nothing = Level.of(*np.zeros((2, 0), dtype=np.int64), np.zeros(0), size)
+        self.levels = [nothing] * (1 + len(offsets))
+        self.levels = self.plus(sequences, self.where).levels
+
+    def key(self, context: Tensor) -> Tensor:
+        """Number contexts: ids [..., k], V being outside of the grid -> int64 [...]."""
+        key = torch.zeros(context.shape[:-1], dtype=torch.long, device=context.device)
+        for k in range(context.shape[-1]):
+            key = key * (self.size + 1) + context[..., k]
+        return key
+
+    def to(self, device: torch.device) -> ContextTable:
+        """Copy the counts to a device."""
+        found = copy(self)
+        found.levels = [Level(*(x.to(device) for x in x[:3]), x.most) for x in self.levels]
+        return found
+
+    def plus(self, sequences: Tensor, where: Tensor) -> ContextTable:
+        """Count further sequences, in a table of its own.
+
+        Args:
+            sequences: token ids int64 [n, T'], on the CPU.
+            where: position of each neighbour of every position, long [T', K], -1 outside.
+        """
+        around, ids = gather(sequences, where, self.size).flatten(0, 1), sequences.flatten().numpy()
+        found = copy(self)
+        vars(found).pop("dense", None)  # of these counts alone
+        found.levels = [
+            level.plus(self.key(around[:, :k]).numpy(), ids, self.size)
+            for k, level in enumerate(self.levels)
+        ]
+        return found
+
+    @cached_property
+    def dense(self) -> Tensor | None:
+        """Distributions after all contexts, float32 [(V + 1) ** K, V]; None where they are many."""
+        contexts = (self.size + 1) ** len(self.offsets)
+        if contexts * self.size > DENSE:
+            return None
+        axes, device = (self.size + 1,) * len(self.offsets), self.levels[0].keys.device
+        context = torch.ones(axes, device=device).nonzero()  # in the order of their keys
+        return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
+
+    def distribution(self, context: Tensor) -> Tensor:
+        """Compute q of every token after neighbours [b, K]: float64 [b, V]."""
+        if self.dense is not None:
+            return self.dense[self.key(context)].double()
+        return self.interpolated(context)
+
+    def interpolated(self, context: Tensor) -> Tensor:
+        """Interpolate q from level to level: float64 [b, V] after neighbours [b, K]."""
+        q = torch.full(
+            (len(context), self.size), 1 / self.size, dtype=torch.float64, device=context.device
+        )
+        for k, level in enumerate(self.levels):
+            counts, total, distinct = level.look_up(self.key(context[:, :k]), self.size)
+            q = (q * distinct + counts) / (total + distinct)
+        return q
+
+
+def neighbours(grid: tuple[int, ...], offsets: list[Offset]) -> Tensor:
+    """Find the position at each offset from every position: long [T, K], -1 outside of the grid."""
+    cells = np.indices(grid).reshape(len(grid), 1, -1).T
+    cells = cells + np.array(offsets, dtype=np.int64).reshape(-1, len(grid))  # [T, K, axes]
+    at = np.ravel_multi_index(tuple(np.moveaxis(cells, -1, 0)), grid, mode="clip")
+    inside = ((cells >= 0) & (cells < np.array(grid))).all(-1)
+    return torch.from_numpy(np.where(inside, at, -1))
+
+
+def gather(sequences: Tensor, where: Tensor, size: int) -> Tensor:
+    """Look up the neighbours of every position: ids [n, T] -> [n, T, K], ``size`` outside."""
+    found = sequences[:, where.clamp_min(0)]
+    return torch.where(where < 0, size, found)
 
 
 def digest(folder: Path) -> str:
@@ -138,70 +273,3 @@ def table_of(target: CausalTarget, table: str | None) -> ContextTable:
             f" at least {target.length} positions"
         )
     return found
-
-
-@register("initialiser", "table")
-class TableInitialiser(IteratedInitialiser):
-    """Tokens that followed the same neighbours before; they correct the iterate, too.
-
-    Args:
-        table: counts that it begins with.
-        target: the model with its items.
-        redrafts: whether drafts that are carried on are corrected.
-        scope: item, or call to count finished items too.
-        corrects: whether they are corrected from what the target said.
-    """
-
-    has_table = True
-
-    def __init__(
-        self,
-        table: ContextTable,
-        target: CausalTarget,
-        redrafts: bool,
-        scope: str = ITEM,
-        corrects: bool = True,
-    ):
-        super().__init__(target.space, Uniform(), None, redrafts, corrects=corrects)
-        self.counts, self.legal = table, target.legal
-        self.table = table.to(target.device)
-        self.outputs = Outputs(target) if scope == CALL else None
-        # the target's positions are the last ones of the table's grid
-        self.shift = len(table.where) - target.length
-        where = table.where[self.shift :] - self.shift
-        self.where = where.clamp_min(-1).to(target.device)
-
-    @classmethod
-    def make(cls, sampler, target, draft):
-        table = table_of(target, sampler.table)
-        return cls(table, target, sampler.redrafts, sampler.scope, sampler.corrects)
-
-    def accept(self, step: CausalStep, verdict: Verdict) -> None:
-        super().accept(step, verdict)
-        if self.outputs is not None:
-            self.outputs.accept(step, verdict)
-
-    def fill(self, entering: Entering) -> Filled:
-        if self.outputs is not None:
-            left = self.outputs.begin(entering.step)
-            if len(left):
-                self._count(self.outputs.tokens[to_device(left, self.legal.device)].cpu())
-        return super().fill(entering)
-
-    def _count(self, sequences: Tensor) -> None:
-        """Count the tokens of finished items, long [n, T]."""
-        end = self.space.eos_token_id
-        if end is not None:  # what follows the eos token is the eos token
-            sequences = torch.where(sequences == NONE, end, sequences)
-        self.counts = self.counts.plus(sequences, self.where.cpu())
-        self.table = self.counts.to(self.legal.device)
-
-    def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
-        n = entering.active.shape[1]
-        at = entering.step.positions[:, entering.first : entering.first + n]
-        where = self.where[at]
-        context = canvas[:, None].expand(-1, n, -1).gather(2, where.clamp_min(0))
-        context = torch.where(where < 0, self.table.size, context)
-        q = self.table.distribution(context.flatten(0, 1)).unflatten(0, at.shape)
-        q = q * legal_at(self.legal, at)
-        return (q / q.sum(-1, keepdim=True)).log()

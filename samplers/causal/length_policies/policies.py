@@ -1,4 +1,4 @@
-"""Length policies without trained weights.
+"""Length policies: how many tokens a draft model drafts in a round.
 
 constant            ``num_speculative_tokens`` drafts
 auto                as many drafts as make the time per token least (``gen.samplers.engine.window``)
@@ -33,7 +33,12 @@ acceptance_average  one of a few lengths, by a moving average of the drafts that
                     one average for the batch; here every row has its own, so that a row's drafts do
                     not depend on the others
 
-Guarantee: that of the verifier.
+``@register("length_policy", name, params=...)`` on a subclass in one file is all that a new one
+takes; the sampler ``speculative`` then accepts ``policy: name``, and the parameters of the policy.
+
+Guarantee: that of the verifier. Whether a token is drafted depends on the drafts before it and on
+rounds that are over, never on itself: the last draft is submitted, doubtful or not. Dropping it
+once its value is known would bias the distribution.
 """
 
 from __future__ import annotations
@@ -41,16 +46,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.params import Params, choice, integer, number, text
 from gen.core.registry import register
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.engine.rows import RowState
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.rows import RowOwner, RowState
 from gen.samplers.engine.window import AutoWidth
 
 ROWS = (
@@ -58,6 +66,79 @@ ROWS = (
     " as '1-4:5,5-16:3,17-:1'"
 )
 HALF, DOWN = 0.5, 0.25  # of a draft, between the averages of two tiers
+
+
+class LengthPolicy(RowOwner):
+    """Number of drafts of each row.
+
+    Args:
+        rows: rows of the batch.
+        length: the sampler's ``num_speculative_tokens``.
+        params: parameters of the policy, those that it was registered with.
+
+    Attributes:
+        lengths: drafts of each row in the next step at most, int64 [b], on the host.
+        needs_probability: whether it reads probabilities of drafts, which latents do not have.
+        needs_same_tokens: whether other rows of the batch decide about a row's drafts, so that a
+            seed means one result only where drafts do not change the tokens.
+        needs_weights: whether it reads trained weights.
+        stops_early: whether ``stop`` may choose rows. Others are not asked, which spares them the
+            probability of the draft and the host a wait.
+    """
+
+    lengths = RowState(start=lambda policy: policy.length)
+    needs_probability: ClassVar[bool] = False
+    needs_same_tokens: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
+    stops_early: bool = False
+
+    def __init__(self, rows: int, length: int, params: Any = None):
+        self.length, self.params = length, params
+        self.lengths = np.full(rows, length)
+
+    @property
+    def most(self) -> int:
+        """Most drafts of any row in the next step."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def attach(self, target: CausalTarget, draft: CausalTarget) -> None:
+        """Learn which models draft and verify, before the first step.
+
+        Raises:
+            GenError: the policy needs weights that are not these models'.
+        """
+
+    def read(self, states: dict[str, Tensor]) -> None:
+        """Read the draft model's hidden states [b, n, D] by layer, the last of which the newest
+        draft's distribution comes from; it is called before ``stop`` where the policy asked for
+        some."""
+
+    def begin(self) -> None:
+        """Begin a step: no row has a draft yet."""
+
+    def stop(self, mass: Tensor, logprobs: Tensor) -> Tensor | None:
+        """Choose the rows that draft no more in this step; asked where ``stops_early``.
+
+        Args:
+            mass: probability of every row's newest draft, [b].
+            logprobs: log-probabilities that it was drawn from, [b, V].
+
+        Returns:
+            bool [b]; None where nothing is a reason to stop, which spares the host a wait.
+        """
+        return None
+
+    def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Learn the outcome of a step, each int64 [b]."""
+
+    def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+        """Learn how long a step took, for policies that look at clocks.
+
+        Args:
+            width: positions of the step.
+            starts: committed tokens of the rows before it, int64 [b].
+            tokens: tokens that they committed in it, int64 [b].
+        """
 
 
 @register("length_policy", "constant")
@@ -75,13 +156,8 @@ class AutoLength(LengthPolicy):
 
     def over(self, width, starts, tokens):
         self.auto.observe(width, starts, tokens)
-        if self.auto.width - 1 != self.length:
-            self.length = self.auto.width - 1
-            self.lengths = np.full_like(self.lengths, self.length)
-
-    @property
-    def most(self):
-        return self.length
+        self.length = self.auto.width - 1
+        self.lengths = np.full_like(self.lengths, self.length)
 
 
 @register("length_policy", "heuristic")
@@ -89,9 +165,8 @@ class Heuristic(LengthPolicy):
     """Number of drafts that follows what was accepted, row by row."""
 
     def observe(self, drafted, accepted):
-        self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(
-            1, 4 * self.length
-        )
+        changed = self.lengths + np.where(accepted == drafted, 2, -1)
+        self.lengths = changed.clip(1, 4 * self.length)
 
 
 @dataclass(frozen=True)
@@ -152,14 +227,17 @@ class JointConfidence(LengthPolicy):
         self._log_kept: Tensor | None = None  # log of c_1 ... c_n, [b]
         self._count = 0
 
+    def log_chance(self, mass: Tensor, logprobs: Tensor) -> Tensor:
+        """Estimate log c_n, [b], of the newest draft; arguments as in ``stop``."""
+        return mass.log() if self.params.confidence_of == "draft" else logprobs.amax(-1)
+
     def stop(self, mass, logprobs):
-        of_draft = self.params.confidence_of == "draft"
-        log_c = mass.log() if of_draft else logprobs.amax(-1)
+        log_c = self.log_chance(mass, logprobs)
         self._log_kept = log_c if self._log_kept is None else self._log_kept + log_c
         self._count += 1
         if self._count < self.params.least_drafts:
             return None
-        return 1 - self._log_kept.exp() > self.params.rejection_threshold
+        return -torch.expm1(self._log_kept) > self.params.rejection_threshold
 
 
 @dataclass(frozen=True)
@@ -178,18 +256,15 @@ class BatchSizeParams(Params):
 
     def table(self) -> list[tuple[int, int]]:
         """Return the first number of rows of each range, and its drafts."""
-        found, following = [], 1
-        for entry in self.drafts_by_rows.split(","):
-            match = re.fullmatch(r"\s*(\d+)-(\d*):(\d+)\s*", entry)
-            if match is None or int(match[1]) != following or following == 0:
-                raise bad_value("sampler.drafts_by_rows", self.drafts_by_rows, ROWS)
-            found.append((following, int(match[3])))
-            following = int(match[2]) + 1 if match[2] else 0
-            if following and following <= found[-1][0]:
-                raise bad_value("sampler.drafts_by_rows", self.drafts_by_rows, ROWS)
-        if following:
+        entries = self.drafts_by_rows.split(",")
+        found = [re.fullmatch(r"\s*(\d+)-(\d*):(\d+)\s*", entry) for entry in entries]
+        ranges = [(int(m[1]), int(m[2]) if m[2] else inf, int(m[3])) for m in found if m]
+        ends = [0, *(last for _, last, _ in ranges)]
+        follow = all(first == end + 1 for (first, _, _), end in zip(ranges, ends, strict=False))
+        some = all(first <= last for first, last, _ in ranges)
+        if len(ranges) < len(entries) or not follow or not some or ends[-1] != inf:
             raise bad_value("sampler.drafts_by_rows", self.drafts_by_rows, ROWS)
-        return found
+        return [(first, drafts) for first, _, drafts in ranges]
 
 
 @register("length_policy", "batch_size", params=BatchSizeParams)
@@ -257,18 +332,14 @@ class AcceptanceAverage(LengthPolicy):
         self.average, self.rounds = np.full(rows, first - 1.0), np.zeros(rows, dtype=np.int64)
 
     def observe(self, drafted, accepted):
-        weight, params, tiers = self.params.acceptance_weight, self.params, self.tiers
-        # a round without drafts says nothing
+        params, told = self.params, drafted > 0  # without drafts nothing is told
+        weight = params.acceptance_weight
         new = (1 - weight) * self.average + weight * accepted
-        self.average = np.where(drafted > 0, new, self.average)
-        self.rounds = self.rounds + (drafted > 0)
+        self.average = np.where(told, new, self.average)
+        self.rounds = self.rounds + told
         late = self.rounds - params.length_warmup
-        due = (late > 0) & (late % params.length_interval == 0) & (drafted > 0)
-        at = np.searchsorted(tiers, self.lengths)
-        for _ in tiers:
-            down = (at > 0) & (self.average <= tiers[np.maximum(at - 1, 0)] - HALF - DOWN)
-            at = at - (due & down)
-        for _ in tiers:
-            up = (at < len(tiers) - 1) & (self.average > tiers[at] - HALF)
-            at = at + (due & up)
-        self.lengths = tiers[at]
+        due = told & (late > 0) & (late % params.length_interval == 0)
+        at, average = np.searchsorted(self.tiers, self.lengths), self.average[:, None]
+        least, most = ((average > self.tiers - gap).sum(1) for gap in (HALF, HALF + DOWN))
+        at = np.where(due, at.clip(least, most), at)
+        self.lengths = self.tiers[at.clip(max=len(self.tiers) - 1)]

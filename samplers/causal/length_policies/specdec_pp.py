@@ -25,14 +25,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.core.params import Params, integer, number, text
 from gen.core.registry import register
 from gen.models.nets.draft_heads.predictors import acceptance_inputs
 from gen.models.targets.trained_predictors import read_head
-from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import JointConfidence
 
 RECIPE = "python -m gen.recipes.acceptance_head MODALITY --out FOLDER"
 
@@ -53,11 +52,9 @@ class AcceptanceHeadParams(Params):
 
 
 @register("length_policy", "acceptance_head", params=AcceptanceHeadParams)
-class AcceptanceHead(LengthPolicy):
+class AcceptanceHead(JointConfidence):
     """Stop where a trained head expects a rejection among the drafts so far."""
 
-    needs_probability = True
-    stops_early = True
     needs_weights = True
 
     def attach(self, target, draft):
@@ -68,18 +65,9 @@ class AcceptanceHead(LengthPolicy):
         self.net, self.layer = read_head(folder, target, draft)
         draft.require_hidden_states((self.layer,), "sampler.policy acceptance_head")
 
-    def begin(self):
-        self._log_kept: Tensor | None = None  # log of c_1 ... c_n, [b]
-        self._count = 0
-
     def read(self, states):
         self._hidden = states[self.layer][:, -1]
 
     @torch.no_grad()
-    def stop(self, mass, logprobs):
-        log_c = F.logsigmoid(self.net(acceptance_inputs(self._hidden, mass, logprobs)))
-        self._log_kept = log_c if self._log_kept is None else self._log_kept + log_c
-        self._count += 1
-        if self._count < self.params.least_drafts:
-            return None
-        return -torch.expm1(self._log_kept) > self.params.rejection_threshold
+    def log_chance(self, mass, logprobs):
+        return F.logsigmoid(self.net(acceptance_inputs(self._hidden, mass, logprobs)))

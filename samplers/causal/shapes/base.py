@@ -10,11 +10,13 @@ are known changes the distribution of what is committed; it may drop drafts that
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from gen.core.params import Params, integer, integer_or
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.draft import (
     POSITION,
@@ -24,14 +26,34 @@ from gen.samplers.engine.draft import (
 )
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.engine.window import AUTO, LADDER, AutoWidth
 
 MOST_NODES = 1024  # of any tree
+
+
+@dataclass(frozen=True)
+class BudgetParams(Params):
+    """Parameters of trees with a budget.
+
+    Attributes:
+        nodes: drafts of a round; auto for as many as make the time per token least.
+        tree_depth: drafts of a path at most.
+    """
+
+    nodes: int | str = integer_or(16, AUTO, least=1)
+    tree_depth: int = integer(8, least=1)
 
 
 class Shape(RowOwner):
     """Shape of the drafts of a round.
 
     State with one entry per row is declared as ``RowState``.
+
+    Args:
+        params: those that the shape was registered with.
+        auto: decides the budget of every round (``gen.samplers.engine.window``), by the time of
+            rounds of so many positions and the tokens that they committed; None for a budget of
+            ``nodes`` drafts.
 
     Attributes:
         is_chain: whether every node has one child.
@@ -50,26 +72,26 @@ class Shape(RowOwner):
     needs_weights: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 
-    def __init__(self, params: Any):
-        """Take the parameters, those that the shape was registered with."""
-        self.params = params
+    def __init__(self, params: Any, auto: AutoWidth | None = None):
+        self.params, self.auto = params, auto
+
+    @property
+    def budget(self) -> int:
+        """Drafts of this round, where the shape ``has_budget``."""
+        return self.params.nodes if self.auto is None else self.auto.width - 1
+
+    @classmethod
+    def largest(cls, params: Any) -> int:
+        """Return the most drafts of a round, whatever the budget."""
+        return cls(replace(params, nodes=LADDER[-1] - 1)).nodes
 
     @property
     def nodes(self) -> int:
         """Most drafts of a round."""
-        raise NotImplementedError
-
-    @property
-    def depth(self) -> int:
-        """Most drafts of a path."""
-        raise NotImplementedError
+        return self.budget
 
     def grow(self, builder: TreeBuilder) -> None:
-        """Add the drafts of a round.
-
-        Args:
-            builder: the tree, which has only a root.
-        """
+        """Add the drafts of a round to a tree that has only a root."""
         raise NotImplementedError
 
     def attach(self, sampler: Any, target: Any, draft: Any) -> None:
@@ -98,3 +120,5 @@ class Shape(RowOwner):
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """Learn how long a step took; see ``LengthPolicy.over``."""
+        if self.auto is not None:
+            self.auto.observe(width, starts, tokens)

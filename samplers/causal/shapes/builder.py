@@ -1,27 +1,38 @@
-"""Builder of trees: shapes add children to nodes, whose distributions a drafter gives."""
+"""Trees of drafts: a shape adds children to nodes, whose distributions a source gives
+(``TreeBuilder``), and a verifier judges the tree (``NodeDrafter``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.sampling_params import has_no_distribution
-from gen.samplers.causal.drafters.base import Nodes
+from gen.models.targets.base import StepOutput
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.trimmed import DraftVocab
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import (
     NOTHING_DRAWN,
     POSITION,
     RANKS,
     WITH_REPLACEMENT,
     Draft,
+    Verdict,
     node_positions,
     point,
     without,
 )
 from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
+from gen.samplers.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from gen.samplers.causal.shapes.base import Shape
 
 
 class TreeBuilder:
@@ -35,6 +46,7 @@ class TreeBuilder:
         source: distributions of the nodes.
         draws: how siblings are drawn, one of ``DRAWS``.
         is_chain: whether every node gets one child.
+        vocab: tokens that may be drafted; None for all.
 
     Attributes:
         tree: drafts so far; their ``logq`` once they are finished.
@@ -48,18 +60,20 @@ class TreeBuilder:
         self,
         step: CausalStep,
         tokens: Tensor,
-        source: Nodes,
+        source: DraftSource,
         draws: str,
         is_chain: bool = False,
+        vocab: DraftVocab | None = None,
     ):
-        self.step, self.source, self.draws = step, source, draws
+        self.step, self.source, self.draws, self.vocab = step, source, draws, vocab
         self.on_host = tokens.device.type == "cpu"
         # deepest draft of each row, plus one: none behind the end of a block that a row stops at
         self.room = to_device(step.room, tokens.device)
         none = tokens[:, :0].long()
         no = none.bool()
         self.tree = Draft(none, no, parents=none, depth=none, is_chain=is_chain, failed=no)
-        self.rest = source.begin(step, tokens).clone()
+        logq = source.begin(step, tokens)
+        self.rest = logq.clone() if vocab is None else vocab.begin(step, tokens).trim(logq)
         self.num_models = self.rest.shape[1]
         self._failed = has_no_distribution(self.rest)  # nodes without one, bool [b, M + n]
         self._drawn: list[Tensor] = []  # what the columns were drawn from, [b, n, V] each
@@ -106,6 +120,11 @@ class TreeBuilder:
             self.tree.logq, self._drawn = torch.cat(self._drawn, 1), []
         return self.tree
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a row may have one of the newest drafts; without one the tree cannot grow."""
+        return self._asked == self.size or may_be_any(self.tree.exists[:, self._asked :])
+
     def expand(self) -> None:
         """Ask the source for the distributions after the newest drafts, in one forward pass."""
         if self._asked < self.size:
@@ -134,6 +153,7 @@ class TreeBuilder:
 
     def _ask(self) -> None:
         logq = self.source.extend(self.step, self.tree, self._asked)
+        logq = logq if self.vocab is None else self.vocab.trim(logq)
         self.rest, self._asked = torch.cat([self.rest, logq], 1), self.size
         self._failed = torch.cat([self._failed, has_no_distribution(logq)], 1)
 
@@ -210,3 +230,113 @@ class TreeBuilder:
 def _taken(x: Tensor, columns: Tensor) -> Tensor:
     """Take columns [b, n] of x [b, L]; zeros where there is no column at all."""
     return x.gather(1, columns) if x.shape[1] else torch.zeros_like(columns, dtype=x.dtype)
+
+
+def trimmed(draft: Draft, by_column: bool) -> Draft:
+    """Leave out columns that hold no draft. On a device nobody knows them without a wait, and all
+    stay.
+
+    Args:
+        draft: the drafts.
+        by_column: whether a draft's noise has the number of its column, so that only columns behind
+            the last draft can go; else a row's drafts move to its first columns.
+    """
+    exists = draft.exists
+    if not exists.is_cpu or not may_be_any(~exists):
+        return draft
+    has = exists.numpy()
+    if not by_column and not draft.is_chain:
+        order = np.argsort(~has, axis=1, kind="stable")[:, : has.sum(1).max()]
+        return draft.select(torch.from_numpy(np.sort(order, axis=1)))
+    most = int(np.flatnonzero(has.any(0)).max(initial=-1)) + 1
+    logq, failed = draft.logq, draft.failed
+    return Draft(
+        draft.tokens[:, :most],
+        exists[:, :most],
+        None if logq is None else logq[:, :most],
+        parents=draft.parents[:, :most],
+        depth=draft.depth[:, :most],
+        is_chain=draft.is_chain,
+        failed=None if failed is None else failed[:, :most],
+    )
+
+
+class NodeDrafter(Drafter):
+    """Drafter of trees.
+
+    Args:
+        nodes: distributions of the drafts.
+        shape: which nodes get children.
+        draws: how siblings are drawn.
+        verifier: decides which drafts are accepted.
+        vocab: tokens that may be drafted; None for all.
+    """
+
+    def __init__(
+        self,
+        nodes: DraftSource,
+        shape: Shape,
+        draws: str,
+        verifier: Verifier,
+        vocab: DraftVocab | None = None,
+    ):
+        self.nodes, self.shape, self.draws = nodes, shape, draws
+        self.verifier, self.vocab = verifier, vocab
+        self.targets = tuple(nodes.targets)
+        if nodes.hidden_layers:
+            self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *self.nodes.stores, *self.shape.stores)
+
+    @property
+    def nfe(self) -> list[int] | None:
+        return self.nodes.nfe
+
+    @property
+    def window(self) -> int:
+        return 1 + self.shape.nodes
+
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
+        self.drafts = step.positions.shape[1] > 1  # else no row has room
+        if not self.drafts:
+            return Draft.none(tokens, step.valid)
+        draft = None
+        if self.shape.is_chain and self.vocab is None:
+            draft = self.nodes.chain(step, tokens)
+        draft = self.grow(step, tokens) if draft is None else draft
+        draft = trimmed(draft, by_column=self.verifier.guarantee != "same_tokens")
+        return draft if draft.tokens.shape[1] else Draft.none(tokens, step.valid)
+
+    def grow(self, step: CausalStep, tokens: Tensor) -> Draft:
+        """Grow the tree of a step; arguments as in ``propose``."""
+        chain = self.shape.is_chain
+        builder = TreeBuilder(step, tokens, self.nodes, self.draws, chain, self.vocab)
+        self.shape.grow(builder)
+        self.nodes.count_passes(step, builder.passes)
+        return builder.finish()
+
+    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
+        logp = output.logprobs
+        if draft.tokens.shape[1]:
+            verdict = self._judge(step, draft, logp)
+        else:
+            ids = step.categorical(logp, "token", step.valid, shared=True)
+            verdict = Verdict(torch.zeros_like(step.start), ids)
+        if self.drafts:
+            row = torch.arange(len(logp), device=logp.device)
+            last = logp[row, verdict.last_column.clamp_max(logp.shape[1] - 1)]
+            self.shape.learn(step, verdict.num_accepted, draft.exists.sum(1), last)
+        self.nodes.observe(step, draft if self.drafts else None, output, verdict)
+        return verdict
+
+    def _judge(self, step: CausalStep, draft: Draft, logp: Tensor) -> Verdict:
+        """Let the verifier judge the drafts."""
+        if self.draws == WITH_REPLACEMENT and not draft.is_chain:
+            draft = draft.merged()
+        return self.verifier.verify(step, draft, logp)
+
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        committed = np.minimum(num_accepted + 1, step.widths)
+        self.shape.over(step.positions.shape[1], step.starts, committed)

@@ -92,10 +92,6 @@ class Selected(Shape):
     def nodes(self) -> int:
         return max(n + k * length for n, k, length in self.actions)
 
-    @property
-    def depth(self) -> int:
-        return max(n + length for n, _, length in self.actions)
-
     def attach(self, sampler: Any, target: CausalTarget, draft: Any) -> None:
         net, rates = read_selector(self.params.tree_selector, sampler.drafter, target, draft)
         rate = float(np.interp(self.params.draft_cost, COSTS, rates))

@@ -1,4 +1,4 @@
-"""Static trees: which nodes of a level get children is known before anything is drafted.
+"""Static trees: which nodes get children is known before anything is drafted.
 
 chain       drafts that follow each other
 branching   every node of a level has the same number of children; "3-2-1": three children of the
@@ -7,6 +7,14 @@ branching   every node of a level has the same number of children; "3-2-1": thre
             children of a node by Gumbel-top-k. With the most probable tokens and one random one it
             is the tree of Hu et al., "Towards Optimal Multi-draft Speculative Decoding" (arXiv
             2502.18779)
+paths       K paths that are drawn independently of each other from the root (Sun et al., "SpecTr",
+            arXiv 2310.15141); behind a chain of ``trunk`` drafts, if there is one: more drafts are
+            worth most where draft model and target begin to differ (Thomas et al., "Dynamic Delayed
+            Tree Expansion", arXiv 2602.16994). With ``branch_below`` p the trunk ends earlier, in
+            every row by itself, at the first node whose likeliest draft is less probable than p;
+            the shape ``selected`` has the paper's network, which chooses all three lengths. Several
+            draft models take turns: path i is drawn from model i mod M. With a path for each model
+            the tree is that of Miao et al., "SpecInfer" (arXiv 2305.09781)
 optimal     the tree that is best for measured acceptance rates by rank. With a_r the probability
             that the child of rank r is accepted, the expected number of accepted nodes of the best
             tree of m nodes and depth l is
@@ -22,42 +30,58 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+import torch
+
 from gen.core.errors import bad_value
 from gen.core.method import Limit, method
-from gen.core.params import Params, text
+from gen.core.params import Params, integer, number, text
 from gen.core.registry import register
-from gen.samplers.causal.shapes.base import MOST_NODES, Shape
-from gen.samplers.causal.shapes.best_first import BudgetParams
+from gen.samplers.causal.shapes.base import MOST_NODES, BudgetParams, Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
-from gen.samplers.engine.draft import TOP_AND_RANDOM, WITHOUT_REPLACEMENT
+from gen.samplers.engine.draft import TOP_AND_RANDOM, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.engine.window import AUTO
 
-# for every level its turns, and for every turn the columns of the nodes that get a child in it: -1
-# is the root, and children are numbered in this order
-Levels = tuple[tuple[tuple[int, ...], ...], ...]
+# column of the parent of every draft, -1 for the root. Levels follow each other, and inside of a
+# level its turns, in each of which a node gets one child at most
+Parents = tuple[int, ...]
+Levels = list[list[list[int]]]  # the parents of every level's turns
 MOST_PLANNED = 128  # drafts; the time to plan grows with its square
+
+
+@lru_cache(maxsize=64)
+def levels_of(parents: Parents) -> Levels:
+    """Split the columns of a tree into levels and turns."""
+    depth, levels = {-1: 0}, []
+    for column, parent in enumerate(parents):
+        depth[column] = depth[parent] + 1
+        if depth[column] > len(levels):
+            levels.append([[]])
+        if parent in levels[-1][-1]:
+            levels[-1].append([])
+        levels[-1][-1].append(parent)
+    return levels
 
 
 class Static(Shape):
     """Tree whose nodes are known beforehand."""
 
-    def levels(self) -> Levels:
-        """Return the columns of the nodes that get children."""
+    def parents(self) -> Parents:
+        """Return the parents of the drafts of a round."""
         raise NotImplementedError
 
     @property
     def nodes(self) -> int:
-        return sum(len(turn) for level in self.levels() for turn in level)
-
-    @property
-    def depth(self) -> int:
-        return len(self.levels())
+        return len(self.parents())
 
     def grow(self, builder: TreeBuilder) -> None:
-        for level in self.levels():
+        # alone, a chain ends where no row has room; a tree has its columns, and with them its noise
+        most = builder.most_depth if self.is_chain else None
+        for level in levels_of(self.parents())[:most]:
+            if not builder.goes_on:
+                break
             builder.expand()
-            for parents in level:
-                builder.add(builder.columns(parents))
+            for turn in level:
+                builder.add(builder.columns(turn))
 
 
 @register("shape", "chain")
@@ -70,13 +94,8 @@ class Chain(Static):
         super().__init__(params)
         self.length = length
 
-    def levels(self) -> Levels:
-        return tuple(((column - 1,),) for column in range(self.length))
-
-    def grow(self, builder: TreeBuilder) -> None:
-        for level in self.levels()[: builder.most_depth]:
-            builder.expand()
-            builder.add(builder.columns(level[0]))
+    def parents(self) -> Parents:
+        return tuple(range(-1, self.length - 1))
 
 
 @dataclass(frozen=True)
@@ -146,25 +165,96 @@ class Branching(Static):
 
     takes = (*Shape.takes, TOP_AND_RANDOM)
 
-    def levels(self) -> Levels:
-        levels, above, size = [], (-1,), 0
+    def parents(self) -> Parents:
+        parents, above = [], [-1]
         for count in self.params.counts():
-            levels.append((above,) * count)
-            above = tuple(range(size, size + count * len(above)))
-            size += len(above)
-        return tuple(levels)
+            parents += above * count
+            above = list(range(len(parents) - count * len(above), len(parents)))
+        return tuple(parents)
 
     def grow(self, builder: TreeBuilder) -> None:
         if builder.draws != TOP_AND_RANDOM:
             super().grow(builder)
             return
-        for level in self.levels():
+        for level in levels_of(self.parents()):
             builder.expand()
             parents = builder.columns(level[0])
             top = builder.withhold_top(parents, len(level) - 1)
             builder.add(parents)
             for rank in range(len(level) - 1):
                 builder.add(parents, top[..., rank])
+
+
+@dataclass(frozen=True)
+class PathParams(Params):
+    """Parameters of independent paths.
+
+    Attributes:
+        paths: number of paths.
+        path_length: drafts of each path, behind the trunk.
+        trunk: drafts before the paths part.
+        branch_below: probability of the likeliest next draft below which the paths part before the
+            trunk's end; 0 for a trunk of fixed length.
+    """
+
+    paths: int = integer(4, least=1)
+    path_length: int = integer(4, least=1)
+    trunk: int = integer(0)
+    branch_below: float = number(0.0, most=1.0)
+
+
+@method(
+    "delayed",
+    sampler="speculative",
+    about="delayed branching: a chain of drafts, then independent paths from its end;"
+    " branch_below ends the chain early, and the shape selected trains what chooses",
+    paper="2602.16994",
+    title="Dynamic Delayed Tree Expansion For Improved Multi-Path Speculative Decoding",
+    params={"shape": "paths", "verifier": "traversal", "trunk": 2, "paths": 4, "path_length": 3},
+    limit=Limit("rsd_c", {"trunk": 0, "paths": 1, "path_length": 1}, {"branching": "1"}),
+    example={"trunk": 1, "paths": 2, "path_length": 2},
+)
+@method(
+    "spectr",
+    sampler="speculative",
+    about="SpecTr: independent paths, accepted by k-sequential selection",
+    paper="2310.15141",
+    title="SpecTr: Fast Speculative Decoding via Optimal Transport",
+    params={"shape": "paths", "verifier": "k_seq", "paths": 8, "path_length": 8},
+    limit=Limit("rsd_c", {"paths": 1, "path_length": 3}, {"branching": "1-1-1"}),
+    example={"paths": 2, "path_length": 3},
+)
+@register("shape", "paths", params=PathParams)
+class Paths(Static):
+    """Paths that are drawn independently of each other, behind a common trunk."""
+
+    takes = (WITH_REPLACEMENT,)
+    parts_models = True
+
+    def parents(self) -> Parents:
+        trunk, paths = self.params.trunk, self.params.paths
+        behind = range(trunk, trunk + paths * (self.params.path_length - 1))
+        return (*range(-1, trunk - 1), *[trunk - 1] * paths, *behind)
+
+    def grow(self, builder: TreeBuilder) -> None:
+        # Columns of a trunk that has ended stay empty, so that a row's paths have the same columns,
+        # and with them the same noise, whatever the other rows do
+        tip, least = builder.columns([-1]), self.params.branch_below
+        goes_on = torch.ones_like(tip, dtype=torch.bool)
+        for depth, level in enumerate(levels_of(self.parents())):
+            if depth > self.params.trunk and not builder.goes_on:
+                break
+            builder.expand()
+            if depth < self.params.trunk:
+                if least:
+                    goes_on = goes_on & (builder.next_logq(tip).amax(-1).exp() >= least)
+                builder.add(tip, active=goes_on)
+                tip = torch.where(goes_on, builder.size - 1, tip)
+            elif depth == self.params.trunk:
+                for path in range(self.params.paths):
+                    builder.add(tip - path % builder.num_models)  # several models see a root each
+            else:
+                builder.add(builder.columns(level[0]))
 
 
 @dataclass(frozen=True)
@@ -217,16 +307,12 @@ class Optimal(Static):
 
     has_budget = True
 
-    @property
-    def depth(self) -> int:
-        return self.params.tree_depth
-
-    def levels(self) -> Levels:
-        return plan(self.params.rates(), self.params.nodes, self.params.tree_depth)
+    def parents(self) -> Parents:
+        return plan(self.params.rates(), self.budget, self.params.tree_depth)
 
 
 @lru_cache(maxsize=64)
-def plan(rates: tuple[float, ...], nodes: int, depth: int) -> Levels:
+def plan(rates: tuple[float, ...], nodes: int, depth: int) -> Parents:
     """Plan the best tree.
 
     Args:
@@ -235,7 +321,7 @@ def plan(rates: tuple[float, ...], nodes: int, depth: int) -> Levels:
         depth: drafts of a path at most.
 
     Returns:
-        Its levels, whose turns are the ranks.
+        Its parents; the turns of a level are the ranks.
     """
 
     @cache
@@ -254,24 +340,16 @@ def plan(rates: tuple[float, ...], nodes: int, depth: int) -> Levels:
         )
         return max(options)
 
-    levels: list[tuple[tuple[int, ...], ...]] = []
-    level, drafts = [(nodes, depth, -1)], 0  # drafts below each node, their depth, its column
+    parents: list[int] = []
+    level = [(nodes, depth, -1)]  # drafts below each node, their depth, its column
     while level:
-        by_rank: list[list[tuple[int, int, int]]] = [[] for _ in rates]
-        for size, left, column in level:
-            for rank in range(len(rates)):
+        below = []
+        for rank in range(len(rates)):
+            for i, (size, left, column) in enumerate(level):
                 first = best(size, left, rank)[1]
-                if not first:
-                    break
-                by_rank[rank].append((column, first - 1, left - 1))
-                size -= first
-        below, groups = [], []
-        for group in filter(None, by_rank):
-            groups.append(tuple(column for column, _, _ in group))
-            for _, size, left in group:
-                below.append((size, left, drafts))
-                drafts += 1
-        if groups:
-            levels.append(tuple(groups))
+                if first:
+                    level[i] = (size - first, left, column)
+                    below.append((first - 1, left - 1, len(parents)))
+                    parents.append(column)
         level = below
-    return tuple(levels)
+    return tuple(parents)

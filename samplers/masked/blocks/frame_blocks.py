@@ -15,7 +15,7 @@ all blocks before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -26,22 +26,16 @@ from gen.core.rng import OffsetRNG
 from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
-from gen.samplers.masked.config import LoopParams
 from gen.samplers.masked.constrained import check_completable
 from gen.samplers.masked.iterative import MaskedIterative
 
 
-@dataclass(frozen=True)
-class FrameParams(LoopParams):
-    """``steps``: forward passes per frame."""
-
-    steps: int = integer(8, least=1)
-
-
 @register("sampler", "frame_blocks")
-class FrameBlocks(MaskedIterative, params=FrameParams):
+class FrameBlocks(MaskedIterative):
     """Decodes frames in order, and the positions of each frame in parallel. ``steps``: forward
     passes per frame. The other parameters are those of ``masked_iterative``."""
+
+    steps: int = integer(8, least=1)
 
     papers = ("2503.09573", "2412.14169")
     protocol = "blocks"

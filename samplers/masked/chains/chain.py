@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.params import choice, integer
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler, require_constraint_kept
@@ -84,19 +85,17 @@ class ChainSampler(Sampler):
             with temperature and filters.
     """
 
-    num_drafts: int = 4
+    num_drafts: int = integer(4, least=1)
     order: str = "confidence"
-    confidence_on: str = "raw"
+    confidence_on: str = choice("raw", ("raw", "shaped"))
 
     protocol = "masked"
     kinds = ("codes",)
     reference = "one position per step in the same order"
 
     def __post_init__(self) -> None:
-        at_least_one("num_drafts", self.num_drafts)
-        marginal_order(self.order)
-        if self.confidence_on not in ("raw", "shaped"):
-            raise bad_value("sampler.confidence_on", self.confidence_on, "raw or shaped")
+        super().__post_init__()
+        marginal_order(self.order)  # which refuses an unknown one
 
     @property
     def width(self) -> int:
@@ -143,12 +142,6 @@ class ChainSampler(Sampler):
     ):
         """Decode every item of the target; see ``Sampler``."""
         return decode_chains(target, rng, self, canvas=canvas, trace=trace, callback=callback)
-
-
-def at_least_one(name: str, value: object) -> None:
-    """Raise ``GenError`` unless a parameter is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise bad_value(f"sampler.{name}", value, "an integer of at least 1")
 
 
 def decode_chains(

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value
+from gen.core.params import Rule, part
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.engine.draft import Draft
@@ -54,19 +54,18 @@ class ExactSpeculative(ChainSampler):
         verifier: token or block.
     """
 
-    verifier: str = "token"
+    verifier: str = part("token", "verifier")
 
     papers = ("2504.20456",)
     guarantee = "same_distribution"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if registry.get("verifier", self.verifier, "sampler.verifier").relaxed:
-            exact = " or ".join(
-                name for name, v in registry.table("verifier").items() if not v.relaxed
-            )
-            expected = f"{exact}; relaxed ones would not keep the distribution"
-            raise bad_value("sampler.verifier", self.verifier, expected)
+    rules = (
+        Rule(
+            "verifier",
+            lambda s: not s.parts.verifier.relaxed,
+            "{verifier?}; relaxed ones would not keep the distribution",
+        ),
+    )
 
     def draft(self, step: StepContext, logprobs: Tensor) -> Tensor:
         """Draw with random numbers of the step; see ``ChainSampler.draft``."""
@@ -80,7 +79,7 @@ class ExactSpeculative(ChainSampler):
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)
         column = accepted.clamp_max(step.valid.shape[1] - 1)
-        tokens = recovered(step, column, rejected, residual(column))[:, 0]
+        tokens = recovered(step, column, rejected, residual())[:, 0]
         return accepted, torch.where(rejected, tokens, -1)
 
 

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gen.core.params import integer
 from gen.core.registry import register
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.masked.chains.chain import ChainSampler, at_least_one
+from gen.samplers.masked.chains.chain import ChainSampler
 from gen.samplers.verifiers.base import num_accepted
 
 
@@ -50,13 +51,9 @@ class FreeDave(ChainSampler):
         tokens_per_step: positions that the reference commits per forward pass.
     """
 
-    tokens_per_step: int = 1
+    tokens_per_step: int = integer(1, least=1)
 
     papers = ("2510.00294",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one("tokens_per_step", self.tokens_per_step)
 
     @property
     def guarantee(self) -> str:

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
+from gen.core.params import choice, flag, integer, number, param
 from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams, has_no_distribution
@@ -56,37 +57,23 @@ class GuidedDiffusion(Sampler):
         stop: as in ``masked_iterative``, ``filled`` or ``end``.
     """
 
-    draft_model: str | None = None
-    agree: str = "top_k"
-    judge_top_k: int = 5
-    judge_ratio: float = 0.1
-    commit_correction: bool = False
-    stop: str = "filled"
+    draft_model: str | None = param(
+        None,
+        str,
+        also=(None,),
+        expected="the name of a causal model, or None for the modality's own",
+    )
+    agree: str = choice("top_k", ("top_k", "relative"))
+    judge_top_k: int = integer(5, least=1)
+    judge_ratio: float = number(0.1, most=1)
+    commit_correction: bool = flag(False)
+    stop: str = choice("filled", ("filled", "end"))  # others count steps
 
     papers = ("2505.21467",)
     protocol = "masked"
     draft_protocol = "causal"
     reference = "the judge at temperature 0"
     guarantee = "approximate"
-
-    def __post_init__(self) -> None:
-        k, ratio = self.judge_top_k, self.judge_ratio
-        if self.draft_model is not None and not isinstance(self.draft_model, str):
-            raise bad_value(
-                "sampler.draft_model",
-                self.draft_model,
-                "the name of a causal model, or None for the modality's own",
-            )
-        if self.agree not in ("top_k", "relative"):
-            raise bad_value("sampler.agree", self.agree, "top_k or relative")
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise bad_value("sampler.judge_top_k", k, "an integer of at least 1")
-        if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 <= ratio <= 1:
-            raise bad_value("sampler.judge_ratio", ratio, "a number between 0 and 1")
-        if not isinstance(self.commit_correction, bool):
-            raise bad_value("sampler.commit_correction", self.commit_correction, "true or false")
-        if self.stop not in ("filled", "end"):  # others count steps
-            raise bad_value("sampler.stop", self.stop, "filled or end")
 
     @property
     def drafted(self) -> bool:

@@ -36,13 +36,14 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.samplers.engine.draft import Draft
-from gen.samplers.verifiers.base import PositionVerifier
+from gen.samplers.verifiers.base import Token, draft_logp
+
+__all__ = ["Relaxed", "draft_logp"]
 
 
 @dataclass(frozen=True)
-class Relaxed(PositionVerifier):
-    """Verifier that trades the distribution for acceptance.
+class Relaxed(Token):
+    """Verifier that trades the distribution for acceptance: it raises the ``credit`` of drafts.
 
     Attributes:
         relaxation: how much, in the verifier's own terms; 0 is not at all.
@@ -61,37 +62,27 @@ class Relaxed(PositionVerifier):
     needs_codebook: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        r = self.relaxation
-        number = isinstance(r, (int, float)) and not isinstance(r, bool)
-        if not number or not 0 <= r <= self.most or r == math.inf or (self.whole and r != int(r)):
-            kind = "a whole number of at least 0" if self.whole else "a number of at least 0"
-            raise bad_value(
-                "sampler.relaxation",
-                r,
-                kind if self.most == math.inf else f"a number between 0 and {self.most:g}",
-            )
+        r, number = self.relaxation, "a whole number" if self.whole else "a number"
+        is_number = isinstance(r, (int, float)) and not isinstance(r, bool)
+        if is_number and 0 <= r <= self.most and r < math.inf and not (self.whole and r != int(r)):
+            return
+        bounded = f"a number between 0 and {self.most:g}"
+        expected = f"{number} of at least 0" if self.most == math.inf else bounded
+        raise bad_value("sampler.relaxation", r, expected)
 
     @property
     def guarantee(self) -> str:
         return "approximate" if self.relaxation else "same_distribution"
 
     def on(self, space, device="cpu"):
-        if space.codebook is None:
-            if self.needs_codebook:
-                raise GenError(
-                    "the verifiers lantern and lantern_pp compare the vectors of codes, and this"
-                    " model's tokens have none; expected a model with a codebook, or another"
-                    " verifier"
-                )
-            return self
-        return dataclasses.replace(self, codebook=space.codebook.to(device))
-
-    def acceptance(self, tree, logp):
-        return (self.credit(tree, logp) - tree.log_mass()).clamp_max(0).exp()
-
-    def credit(self, tree: Draft, logp: Tensor) -> Tensor:
-        """Computes log g of the drafts, [b, L]; ``logp`` [b, L, V]."""
-        raise NotImplementedError
+        if space.codebook is not None:
+            return dataclasses.replace(self, codebook=space.codebook.to(device))
+        if self.needs_codebook:
+            raise GenError(
+                "the verifiers lantern and lantern_pp compare the vectors of codes, and this"
+                " model's tokens have none; expected a model with a codebook, or another verifier"
+            )
+        return self
 
     def bound(self, logp: Tensor, logq: Tensor) -> Tensor:
         """Bounds the total variation between p and the distribution of the token that one step
@@ -102,8 +93,3 @@ class Relaxed(PositionVerifier):
     def excess(self, p: Tensor, q: Tensor) -> Tensor:
         """Bounds (g - p)+ of every token from above: [..., V]."""
         raise NotImplementedError
-
-
-def draft_logp(tree: Draft, logp: Tensor) -> Tensor:
-    """Log-probability of the drafts, [b, L]; ``logp`` [b, L, V]."""
-    return logp.gather(-1, tree.tokens[..., None])[..., 0]

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.method import Limit, method
 from gen.core.registry import register
-from gen.samplers.engine.draft import Draft
-from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
+from gen.samplers.verifiers.base import draft_logp
+from gen.samplers.verifiers.relaxed.base import Relaxed
 
 
 @method(
@@ -50,11 +51,10 @@ class Cool(Relaxed):
     relaxation: float = 6.0
     decay: ClassVar[float] = 0.7
 
-    def credit(self, tree, logp):
+    def credit(self, draft, logp):
         position = torch.arange(logp.shape[1], dtype=logp.dtype, device=logp.device)
-        return draft_logp(tree, logp) + torch.log1p(
-            self.relaxation * (-self.decay * position).exp()
-        )
+        factor = self.relaxation * (-self.decay * position).exp()
+        return draft_logp(draft, logp) + factor.log1p()
 
     def excess(self, p, q):
         return self.relaxation * p
@@ -78,18 +78,17 @@ class Distance(Relaxed):
     relaxation: float = 1
     whole = True
 
-    def credit(self, tree, logp):
+    def credit(self, draft, logp):
         reach, size = int(self.relaxation), logp.shape[-1]
         offset = torch.arange(1, reach + 1, device=logp.device)
-        at = tree.tokens[..., None] + torch.cat([-offset, offset])
+        at = draft.tokens[..., None] + torch.cat([-offset, offset])
         mass = logp.gather(-1, at.clamp(0, size - 1)).exp()
-        return torch.logaddexp(
-            draft_logp(tree, logp), torch.where((at >= 0) & (at < size), mass, 0).sum(-1).log()
-        )
+        around = torch.where((at >= 0) & (at < size), mass, 0).sum(-1)
+        return torch.logaddexp(draft_logp(draft, logp), around.log())
 
     def excess(self, p, q):
         reach = int(self.relaxation)
-        return torch.nn.functional.pad(p, (reach, reach)).unfold(-1, 2 * reach + 1, 1).sum(-1) - p
+        return F.pad(p, (reach, reach)).unfold(-1, 2 * reach + 1, 1).sum(-1) - p
 
 
 @method(
@@ -110,17 +109,14 @@ class LexicalUnit(Relaxed):
     relaxation: float = 0.1
     most: ClassVar[float] = 1.0
 
-    def credit(self, tree, logp):
-        log_p, log_q = draft_logp(tree, logp), tree.log_mass()
-        run = self.sure(tree).long().cumprod(1).bool() & (log_p > -torch.inf)
+    def credit(self, draft, logp):
+        log_p, log_q = draft_logp(draft, logp), draft.log_mass()
+        if not self.relaxation or draft.logq is None:  # chosen drafts have no probability
+            return log_p
+        sure = log_q.exp() > 1 - self.relaxation
+        sure = sure if draft.guessed is None else sure & ~draft.guessed
+        run = sure.long().cumprod(1).bool() & (log_p > -torch.inf)
         return torch.where(run, torch.maximum(log_p, log_q), log_p)
-
-    def sure(self, tree: Draft) -> Tensor:
-        """Find the drafts above the probability, bool [b, L]."""
-        if not self.relaxation or tree.logq is None:
-            return torch.zeros_like(tree.tokens, dtype=torch.bool)
-        sure = tree.log_mass().exp() > 1 - self.relaxation
-        return sure if tree.guessed is None else sure & ~tree.guessed
 
     def excess(self, p, q):
         return torch.where(q > 1 - self.relaxation, (q - p).clamp_min(0), 0)
@@ -145,10 +141,10 @@ class Typical(Relaxed):
     epsilon: ClassVar[float] = 0.09
     delta: ClassVar[float] = 0.3
 
-    def credit(self, tree, logp):
-        log_p = draft_logp(tree, logp)
+    def credit(self, draft, logp):
+        log_p = draft_logp(draft, logp)
         typical = self.relaxation * log_p.exp() > self.threshold(logp.exp())
-        return torch.where(typical, torch.maximum(log_p, tree.log_mass()), log_p)
+        return torch.where(typical, torch.maximum(log_p, draft.log_mass()), log_p)
 
     def threshold(self, p: Tensor) -> Tensor:
         """Probability above which a token is typical: [..., V] -> [...]."""
@@ -156,6 +152,5 @@ class Typical(Relaxed):
         return (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
 
     def excess(self, p, q):
-        return torch.where(
-            self.relaxation * p > self.threshold(p)[..., None], (q - p).clamp_min(0), 0
-        )
+        typical = self.relaxation * p > self.threshold(p)[..., None]
+        return torch.where(typical, (q - p).clamp_min(0), 0)

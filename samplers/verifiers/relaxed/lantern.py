@@ -28,7 +28,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gen.core.method import Limit, method
 from gen.core.registry import register
-from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
+from gen.samplers.verifiers.base import draft_logp
+from gen.samplers.verifiers.relaxed.base import Relaxed
 
 # codebook -> the nearest codes of every code; takes seconds for large ones
 _tables: MutableMapping[Tensor, dict[int, Tensor]] = WeakIdKeyDictionary()
@@ -69,14 +70,14 @@ class Lantern(Relaxed):
     needs_codebook = True
     neighbours: ClassVar[int] = 1000
 
-    def credit(self, tree, logp):
+    def credit(self, draft, logp):
         assert self.codebook is not None, "the verifier has a codebook after on()"
-        log_p, table = draft_logp(tree, logp), nearest_codes(self.codebook, self.neighbours)
-        around = table[tree.tokens.clamp_max(len(table) - 1)]
+        log_p, table = draft_logp(draft, logp), nearest_codes(self.codebook, self.neighbours)
+        around = table[draft.tokens.clamp_max(len(table) - 1)]
         mass = logp.gather(-1, around).exp()
         taken = torch.where(mass.cumsum(-1) <= self.limit(log_p.exp())[..., None], mass, 0).sum(-1)
         # ids beyond the codebook are no codes and have no neighbours
-        return torch.logaddexp(log_p, torch.where(tree.tokens < len(table), taken, 0).log())
+        return torch.logaddexp(log_p, torch.where(draft.tokens < len(table), taken, 0).log())
 
     def limit(self, p: Tensor) -> Tensor:
         """Limits the mass that is taken, for drafts of probability ``p``."""

@@ -19,13 +19,11 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.recipes.tables import choose_offsets, log_likelihood
+from gen.samplers.causal.initialisers import iterated
 from gen.samplers.causal.initialisers import table as tables
-from gen.samplers.causal.initialisers.context_table import (
-    ContextTable,
-    choose_offsets,
-    log_likelihood,
-)
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
+from gen.samplers.causal.initialisers.table import ContextTable
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
@@ -42,7 +40,7 @@ SOME_TABLE = ContextTable(
 @pytest.fixture
 def with_table(monkeypatch):
     """Every model has the same table."""
-    monkeypatch.setattr(tables, "table_of", lambda target, table: SOME_TABLE)
+    monkeypatch.setattr(iterated, "table_of", lambda target, table: SOME_TABLE)
 
 
 def distribution_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> float:
@@ -140,7 +138,8 @@ def test_control_a_distribution_of_another_context(monkeypatch, with_table, coup
 
     def swapped(self, entering):
         filled = true(self, entering)
-        return dataclasses.replace(filled, logq=filled.logq.roll(1, -1))
+        filled.logq = filled.logq.roll(1, -1)
+        return filled
 
     monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
     sampler = jacobi(coupling=coupling, window=3, init=init)
@@ -153,8 +152,8 @@ def test_control_a_position_that_is_drafted_again_until_it_likes_its_value(monke
 
     def picky(self, entering):
         filled = true(self, entering)
-        wanted = filled.tokens.clamp_max(0)  # token 0, which the distribution does not say
-        return dataclasses.replace(filled, tokens=wanted)
+        filled.tokens = filled.tokens.clamp_max(0)  # token 0, which the distribution does not say
+        return filled
 
     monkeypatch.setattr(IteratedInitialiser, "fill", picky)
     sampler = jacobi(coupling="fresh", window=3, init="model")
@@ -191,7 +190,8 @@ def test_control_replaced_drafts_that_say_another_distribution(monkeypatch, with
 
     def swapped(self, entering):
         filled = true(self, entering)
-        return dataclasses.replace(filled, logq=filled.logq.roll(1, -1))
+        filled.logq = filled.logq.roll(1, -1)
+        return filled
 
     monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
     sampler = jacobi(coupling="gumbel_shared", window=3, init="model", redraft="replace")
@@ -303,7 +303,7 @@ def test_a_table_is_read_from_beside_the_weights(model_folder):
     found = tables.table_of(named_target(model_folder), None)
     assert found.offsets == [(-1,)] and len(found.levels) == 2
     assert tables.table_of(named_target(model_folder), str(model_folder)).size == 3
-    assert tables.table_of(named_target(model_folder), "empty").levels[0].totals.sum() == 0
+    assert tables.table_of(named_target(model_folder), "empty").levels[0].counts.sum() == 0
 
 
 def test_a_table_of_another_model_is_refused(model_folder):

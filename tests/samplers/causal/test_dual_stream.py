@@ -14,7 +14,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.grid_models import Run, Shape, new_lm
-from gen.samplers.causal.drafters.dual import DualNodes
+from gen.samplers.causal.drafters.dual import DualStream
 
 LENGTH, PREFIX, IDS = 4, 2, 2
 SHAPE = Shape((LENGTH,), PREFIX, IDS, 2)
@@ -58,14 +58,14 @@ def test_the_distribution_is_that_of_autoregression(model, drafts):
 
 def test_a_draft_is_what_the_masks_say_without_a_cache(model, monkeypatch):
     """Draft 1 has the model's own next distribution; draft j that of mask j behind the prefix."""
-    seen, begin = [], DualNodes.begin
+    seen, begin = [], DualStream.begin
 
     def noted(self, step, tokens):
         first = begin(self, step, tokens)
         seen.append((step.start.clone(), tokens.clone(), self.logq.clone()))
         return first
 
-    monkeypatch.setattr(DualNodes, "begin", noted)
+    monkeypatch.setattr(DualStream, "begin", noted)
     sampler, _ = resolve_sampler(dual(3))
     out = sampler(target_of(model, 6), CounterRNG(range(6)))
     assert len(seen) > 1 and len({s.nfe for s in out.stats}) > 0

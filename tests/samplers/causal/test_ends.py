@@ -27,6 +27,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal import jacobi as speculative_jacobi
 from gen.samplers.causal import jacobi_drafter
+from gen.samplers.causal.initialisers import base as initialisers
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 
 
@@ -36,11 +37,15 @@ class Watched(JacobiDrafter):
 
     ends = drafts = 0
 
+    def __init__(self, target, *rest):
+        super().__init__(target, *rest)
+        self.target = target
+
     def propose(self, step, tokens):
         draft = super().propose(step, tokens)
         drafts, drafted = draft.tokens, draft.exists
-        other = self.legal[step.positions[:, : drafts.shape[1]]].sum(-1) > 1
-        Watched.ends += int((drafted & other & (drafts == self.space.eos_token_id)).sum())
+        other = self.target.legal[step.positions[:, : drafts.shape[1]]].sum(-1) > 1
+        Watched.ends += int((drafted & other & (drafts == self.target.space.eos_token_id)).sum())
         Watched.drafts += int(drafted.sum())
         return draft
 
@@ -53,7 +58,8 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            monkeypatch.setattr(jacobi_drafter, "without_ends", lambda logprobs, ends: logprobs)
+            for module in (jacobi_drafter, initialisers):
+                monkeypatch.setattr(module, "without_ends", lambda logprobs, ends: logprobs)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 

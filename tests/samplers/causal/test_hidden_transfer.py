@@ -16,15 +16,15 @@ from gen.core.rng import CounterRNG
 from gen.models.nets.draft_heads.layer_maps import TransferMaps
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_hidden import HiddenOptions, HiddenTransfer
-from gen.samplers.causal.drafters.hidden_transfer import HiddenNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.drafters.hidden_transfer import Hidden
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
 IDS, LENGTH, WRONG = 20, 12, 1e-3
 
 
-class Noted(HiddenNodes):
+class Noted(Hidden):
     """Nodes that note their distributions, with the tokens that they are about."""
 
     def begin(self, step, tokens):

@@ -29,9 +29,9 @@ from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.drafters.nodes import NodeDrafter
 from gen.samplers.causal.drafters.pearl import PearlDrafter
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.verifiers import base as verifiers

@@ -17,8 +17,7 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.length_policies.base import LengthPolicy
-from gen.samplers.causal.length_policies.policies import JointConfidence
+from gen.samplers.causal.length_policies.policies import JointConfidence, LengthPolicy
 from gen.samplers.engine import window
 from gen.samplers.engine.rows import SlotChange
 

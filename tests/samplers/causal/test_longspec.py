@@ -15,8 +15,8 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_longspec import LongSpecKind, LongSpecOptions
-from gen.samplers.causal.drafters.longspec import LongSpecNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.drafters.longspec import LongSpec
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 
@@ -24,7 +24,7 @@ IDS, LENGTH, WRONG = 20, 9, 1e-3
 WINDOW = KINDS["longspec"][2]["window"]
 
 
-class Noted(LongSpecNodes):
+class Noted(LongSpec):
     """Nodes that note their distributions, with the tokens that they are about."""
 
     def begin(self, step, tokens):

@@ -19,7 +19,7 @@ from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.verifiers.base import PositionVerifier, Token
+from gen.samplers.verifiers.base import Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -91,9 +91,7 @@ def drafts(tokens: Tensor, logq: Tensor, kind: int) -> Draft:
     return Draft(tokens, exists, None if kind == POINT else logq, guessed=guessed)
 
 
-def step_distribution(
-    verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int
-) -> tuple[Tensor, Tensor]:
+def step_distribution(verifier: Token, p: Tensor, q: Tensor, kind: int) -> tuple[Tensor, Tensor]:
     """The distribution [n, V] of the token that one step commits, and that of its drafts [n, 1,
     V]."""
     legal = (torch.arange(MANY)[:, None, None] + torch.arange(V)) % 4 > 0
@@ -149,14 +147,14 @@ def test_a_step_is_no_further_from_the_distribution_than_the_bound(name, kind):
     assert moved > 0.01, "nothing was relaxed, so nothing was bounded"
 
 
-def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> float:
+def beyond_the_least(rule: Token, p: Tensor, q: Tensor, kind: int) -> float:
     """How far the error of a step is from sum (q f - p)+, the least that any residual reaches; f as
     it is for every id."""
     found, source = step_distribution(rule, p, q, kind)
     excess = torch.zeros(MANY, dtype=torch.float64)
     for x in range(V):
         tokens = torch.full((MANY, 1), x)
-        f = rule.acceptance(drafts(tokens, source, kind), p)[:, 0]
+        f = rule.chance(drafts(tokens, source, kind), p)[:, 0]
         mass = source[:, 0, x].exp()
         excess += torch.where(mass > 0, mass * f - p[:, 0, x].exp(), 0).clamp_min(0)
     return float((total_variation(found, p[:, 0].exp()) - excess).abs().max())
@@ -171,7 +169,7 @@ def test_the_error_of_a_step_is_the_least_for_what_is_accepted(name, kind):
 
 
 def test_control_the_residual_of_the_token_verifier_breaks_the_claim_for_clusters(monkeypatch):
-    monkeypatch.setattr(gsd.GSD, "residual", PositionVerifier.residual)
+    monkeypatch.setattr(gsd.GSD, "residual", Token.residual)
     p, q = distributions(0)
     assert max(beyond_the_least(rule, p, q, ROW) for rule in rules("gsd")) > WRONG
 
@@ -181,7 +179,7 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
     well."""
 
     def residual_at(self, tree, logp, column):
-        rest = PositionVerifier.residual_at(self, tree, logp, column).exp()
+        rest = Token.residual_at(self, tree, logp, column).exp()
         near = lantern.nearest_codes(self.codebook, 2)[tree.tokens[:, 0]]  # of the one draft
         return (rest.scatter(-1, near, 0.0) + 1e-300).log()
 
@@ -355,8 +353,8 @@ class NeverTheFirst(Token):
 
     first = True
 
-    def acceptance(self, proposal, logp):
-        exact = super().acceptance(proposal, logp)
+    def chance(self, draft, logp):
+        exact = super().chance(draft, logp)
         if not self.first:
             return exact
         self.first = False
@@ -377,10 +375,10 @@ def never_the_first(coupling: str) -> float:
     model = TabularCausal(2)
 
     def decode(rng, context):
-        init = registry.get("initialiser", "uniform")()
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
-        drafter = JacobiDrafter(3, part, init, space, target.legal, dtype=torch.float64)
+        init = registry.get("initialiser", "uniform")(target)
+        drafter = JacobiDrafter(target, 3, part, init)
         return decode_causal(target, rng, drafter).tokens
 
     found = enumerate_distribution(decode, CONTEXTS)

@@ -144,14 +144,12 @@ def test_control_residual_replaced_by_the_distribution(monkeypatch):
 
 
 def test_control_block_with_the_residual_of_token(monkeypatch):
-    monkeypatch.setattr(
-        Block,
-        "decide",
-        lambda *args, _true=Block.decide: (
-            _true(*args)[0],
-            lambda column: Token().residual_at(args[2], args[3], column),
-        ),
-    )
+    def decide(self, step, drafts, logp, _true=Block.decide):
+        accepted, _ = _true(self, step, drafts, logp)
+        at = accepted.clamp_max(drafts.tokens.shape[1] - 1)
+        return accepted, lambda: Token().residual_at(drafts, logp, at)
+
+    monkeypatch.setattr(Block, "decide", decide)
     assert (
         error(
             speculative(verifier="block", num_speculative_tokens=2),
@@ -386,11 +384,11 @@ def test_mistakes_are_named_in_one_line():
 def test_the_harness_sees_a_coin_that_is_thrown_twice(monkeypatch):
     """Both verifiers ask for each coin once; one that asked again would be told."""
 
-    def decide(self, step, drafts, logp, _true=verifiers.PositionVerifier.decide):
+    def decide(self, step, drafts, logp, _true=verifiers.Token.decide):
         _true(self, step, drafts, logp)
         return _true(self, step, drafts, logp)
 
-    monkeypatch.setattr(verifiers.PositionVerifier, "decide", decide)
+    monkeypatch.setattr(verifiers.Token, "decide", decide)
     sampling, space = SamplingParams(), space_of((3,), 3)
     target, draft = (causal_target(m, space, sampling, [0]) for m in models(sampling, 3))
     with pytest.raises(AssertionError, match="share their noise"):

@@ -17,8 +17,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters import superposed
-from gen.samplers.causal.drafters.superposed import SuperposedNodes
+from gen.samplers.causal.shapes.builder import NodeDrafter
 
 SHAPES = {
     "branching": {"shape": "branching", "branching": "2-1"},
@@ -57,20 +56,14 @@ def test_the_distribution_is_kept(params):
 def test_control_the_distribution_of_another_mixture(monkeypatch):
     """Drawn from what stands behind a mixture, claimed to be what stands behind another."""
 
-    class Wrong(superposed.Superposed):
-        @classmethod
-        def nodes(cls, sampler, target, draft):
-            nodes = SuperposedNodes(sampler.draft_target(target, draft))
-            learn = nodes.learn
+    grow = NodeDrafter.grow
 
-            def claim(step, tree, output):
-                tree.logq[:, 1:] = tree.logq[:, 1:].roll(1, -1)
-                return learn(step, tree, output)
+    def claim(self, step, tokens):
+        tree = grow(self, step, tokens)
+        tree.logq[:, 1:] = tree.logq[:, 1:].roll(1, -1)
+        return tree
 
-            nodes.learn = claim
-            return nodes
-
-    monkeypatch.setitem(registry._kinds["drafter"], "superposed", Wrong)
+    monkeypatch.setattr(NodeDrafter, "grow", claim)
     spec = {"drafter": "superposed", "verifier": "recursive", **SHAPES["branching"]}
     assert error(speculative(**spec), space_of((3,), 3)) > WRONG
 

@@ -21,10 +21,12 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.draft_table import count
-from gen.samplers.causal.drafters.context import NONE, Context, Text, prompt_tokens
-from gen.samplers.causal.drafters.suffix import SuffixNodes
+from gen.samplers.causal.drafters.suffix import Suffix
+from gen.samplers.causal.drafters.tables import Context, CopyTable, Text, prompt_tokens
 from gen.samplers.causal.drafters.trimmed import read_table, write_table
+from gen.samplers.causal.shapes import builder
 from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowStore, SlotChange
 
 # prompts of the closed-form models say tokens of their outputs
@@ -183,6 +185,29 @@ def test_a_tree_is_no_larger_than_what_its_row_knows():
         assert s.positions_computed < s.nfe * 41 / 2
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_pass_has_no_columns_without_drafts(name, monkeypatch):
+    def padding(sampler):
+        stats = run(sampler, rows=1).stats
+        return [s.positions_computed - s.tokens_computed for s in stats]
+
+    prompts = padding(autoregressive())
+    assert padding(preset(name, verifier="follow")) == prompts
+    monkeypatch.setattr(builder, "trimmed", lambda draft, by_column: draft)  # control
+    assert sum(padding(preset(name, verifier="follow"))) > sum(prompts)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "aggressive"])
+def test_a_copied_chain_is_the_one_that_distributions_give(name, monkeypatch):
+    found = run(preset(name, verifier="token"))
+    monkeypatch.setattr(CopyTable, "chain", lambda *args: None)
+    grown = run(preset(name, verifier="token"))
+    assert torch.equal(found.tokens, grown.tokens)
+    for a, b in zip(found.stats, grown.stats, strict=True):
+        assert (a.nfe, a.tokens_computed) == (b.nfe, b.tokens_computed)
+        assert a.draft_acceptance_rate == b.draft_acceptance_rate
+
+
 @pytest.mark.parametrize("name", ["suffix", "token_recycling", "aded", "stand"])
 @pytest.mark.thinned(2)
 def test_finished_items_teach_the_next_ones(name):
@@ -222,13 +247,12 @@ def test_prompts_stand_right_before_the_output():
 
 def test_suffix_drafts_are_as_long_as_their_match():
     """Of one token one draft, of three tokens three."""
-    step = registry  # not read by the choice of a match
     for ids, most in (([1, 2, 3, 4, 9, 1], 1), ([1, 2, 3, 4, 5, 6, 9, 1, 2, 3], 3)):
         target = causal_target(TabularCausal(12), space_of((12,), 12), SamplingParams(), [0])
         params = registry.params_of("drafter", "suffix")()
-        nodes = SuffixNodes(target, params, 8)
+        nodes = Suffix(target, params, 8)
         nodes.text = text(ids)
-        nodes.weigh_root(step, nodes.text)
+        nodes.look(nodes.text)
         assert nodes.most.tolist() == [most]
 
 

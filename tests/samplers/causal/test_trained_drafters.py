@@ -36,7 +36,7 @@ from gen.models.adapters.draft_models import exit_layer, exit_model
 from gen.models.nets.draft_heads.heads import MedusaHeads
 from gen.models.targets.trained_drafters import projection
 from gen.samplers.causal.drafters.heads import HeadNodes
-from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.causal_loop import decode_causal
 

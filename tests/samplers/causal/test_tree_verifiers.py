@@ -25,11 +25,11 @@ from tabular import causal_target, space_of
 from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.samplers.causal.drafters.nodes import NodeDrafter
-from gen.samplers.causal.shapes.static import Branching
+from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.static import Branching, levels_of
 from gen.samplers.engine.draft import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
-from gen.samplers.verifiers.follow import Follow
-from gen.samplers.verifiers.tree import TreeVerifier, node
+from gen.samplers.verifiers.base import Verifier
+from gen.samplers.verifiers.trees import Follow, node
 
 SHAPES = {
     "chain": {"num_speculative_tokens": 3},
@@ -108,15 +108,15 @@ SPACE, SHORT = space_of((3,), 3), space_of((2,), 3)
 
 def spoil(monkeypatch, change):
     """Change every tree between drafting and verifying."""
-    propose = NodeDrafter.propose
+    grow = NodeDrafter.grow
 
     def spoilt(self, step, tokens):
-        draft = propose(self, step, tokens)
+        draft = grow(self, step, tokens)
         if draft.tokens.shape[1]:
             change(draft)
         return draft
 
-    monkeypatch.setattr(NodeDrafter, "propose", spoilt)
+    monkeypatch.setattr(NodeDrafter, "grow", spoilt)
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
@@ -124,8 +124,8 @@ def test_control_siblings_without_replacement_are_not_independent(verifier, monk
     sampler = speculative(verifier=verifier, **TREE)
     make = NodeDrafter.__init__
 
-    def without(self, nodes, shape, draws, rule):
-        make(self, nodes, shape, WITHOUT_REPLACEMENT, rule)
+    def without(self, nodes, shape, draws, *others):
+        make(self, nodes, shape, WITHOUT_REPLACEMENT, *others)
 
     def independent(tree):  # the second of two siblings is claimed to be drawn as the first
         tree.logq = tree.logq[:, [0, 0, *range(2, 4)]]
@@ -163,9 +163,9 @@ class DrawPerChild(Follow):
     draws = (WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
 
     def verify(self, step, tree, logp):
-        return TreeVerifier.verify(self, step, tree, logp)
+        return Verifier.verify(self, step, tree, logp)
 
-    def walk(self, step, tree, logp):
+    def decide(self, step, tree, logp):
         at = torch.full_like(step.start, -1)
         for column in range(tree.tokens.shape[1]):
             turn = tree.exists[:, column] & (tree.parents[:, column] == at)
@@ -174,7 +174,7 @@ class DrawPerChild(Follow):
                 node(logp, at)[:, None], step.rows, key, "accept", step.round, turn[:, None]
             )[:, 0]
             at = torch.where(turn & (drawn == tree.tokens[:, column]), column, at)
-        return at, node(logp, at)
+        return at + 1, lambda: node(logp, at)
 
 
 def test_control_two_target_draws_at_one_node(monkeypatch):
@@ -227,4 +227,5 @@ def test_a_tree_accepts_more_than_its_first_path():
 
 def test_a_budget_of_branching_counts_every_level():
     params = replace(registry.params_of("shape", "branching")(), branching="3-2-1")
-    assert (Branching(params).nodes, Branching(params).depth) == (3 + 6 + 6, 3)
+    tree = Branching(params)
+    assert (tree.nodes, len(levels_of(tree.parents()))) == (3 + 6 + 6, 3)

@@ -22,7 +22,7 @@ from gen.models.nets.grid import GridLlamaConfig
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_models import Run, Shape, new_lm
-from gen.samplers.causal.wedlm import MaskedWindow
+from gen.samplers.causal.wedlm import MaskedWindow, MaskedWindowSampler
 from gen.samplers.engine.causal_loop import CausalRun
 
 PREFIX, IDS = 2, 2
@@ -164,7 +164,8 @@ class Noted(MaskedWindow):
 def noted_run(length=10, rows=8, threshold=0.66, window=4, **more):
     model = tiny(length)
     target = target_of(model, rows, length, **more)
-    drafter = Noted(target, shaped(length).mask, window, threshold, PENALTY)
+    sampler = MaskedWindowSampler(window, threshold, PENALTY)
+    drafter = Noted(target, shaped(length).mask, sampler)
     drafter.seen = []
     return model, CausalRun(target, CounterRNG(range(rows)), drafter, False)
 

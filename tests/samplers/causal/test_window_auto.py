@@ -313,9 +313,7 @@ def jacobi_error(
         target = causal_target(model, space, sampling, context)
         part = registry.get("coupling", coupling)()
         first = registry.get("initialiser", init).make(SpeculativeJacobi(), target, None)
-        return decode_causal(
-            target, rng, drafter(window(3), part, first, space, target.legal, dtype=torch.float64)
-        ).tokens
+        return decode_causal(target, rng, drafter(target, window(3), part, first)).tokens
 
     found = enumerate_distribution(decode, CONTEXTS, rows=1)
     return max(

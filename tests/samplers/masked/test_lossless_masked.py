@@ -494,7 +494,7 @@ def test_control_the_distribution_in_place_of_the_residual(monkeypatch, order):
 def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
     monkeypatch.setattr(
         verifiers.Token,
-        "acceptance",
+        "chance",
         lambda self, proposal, logp: torch.ones(proposal.tokens.shape, dtype=torch.float64),
     )
     assert error(exact(num_drafts=3, order="raster"), SamplingParams(), MODEL_THREE, THREE) > WRONG
