@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -110,7 +110,8 @@ class CounterRNG:
         self.keys[torch.tensor(items, dtype=torch.long, device=self.keys.device)] = fresh
         self._kept.clear()
         for purpose, keyed in self._keyed.items():  # in place, where recorded steps read them
-            keyed[...] = _mix(_plain(self.keys) ^ _constant(purpose))
+            bits: Any = _mix(_plain(self.keys) ^ _constant(purpose))
+            keyed[...] = bits
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
         if purpose not in self._keyed:

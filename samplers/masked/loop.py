@@ -294,7 +294,7 @@ def forward(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts, Tensor | 
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    return *counts, partial
+    return counts[0], counts[1], partial
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from recording import TraceRecorder
 
 from gen.bench.estimate.count import Meter
 from gen.bench.estimate.host_waits import HostWaits
@@ -228,6 +229,16 @@ def test_an_accelerator_draws_from_views_what_a_cpu_draws(piece, monkeypatch):
     monkeypatch.setitem(rng_module.PIECE, False, piece)
     assert not views(12).is_contiguous()
     assert torch.equal(drawn_beside_an_accelerator(12)[0], expected)
+
+
+def test_draws_that_were_recorded_follow_new_keys():
+    (rows, positions), rng = grid(3, 4), CounterRNG([1, 2, 3])
+    with HostWaits() as meter:
+        rng.uniform(rows, positions, "token", None)
+        draw = TraceRecorder(meter).record(lambda x: rng.uniform(*x, "token", None), [*grid(3, 4)])
+        before, _, after = draw(), rng.put([1], [7]), draw()
+    for drawn, keys in ((before, [1, 2, 3]), (after, [1, 7, 3])):
+        assert torch.equal(drawn, CounterRNG(keys).uniform(rows, positions, "token", None))
 
 
 def test_an_accelerator_launches_as_much_for_many_rows_as_for_two(monkeypatch):
