@@ -244,11 +244,11 @@ class Table(DraftSource):
         return [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
 
     def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
-        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]."""
+        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]; they are
+        written over."""
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        weights = weights * legal_at(self.legal, at)
-        total = weights.sum(-1, keepdim=True)
-        return torch.where(total > 0, weights / total, 0).log()
+        total = weights.mul_(legal_at(self.legal, at)).sum(-1, keepdim=True)
+        return weights.div_(torch.where(total > 0, total, 1)).log_()
 
     def add_up(self, ids: Tensor, values: Tensor) -> Tensor:
         """Add values [..., K] up by their tokens [..., K]: weights [..., V]."""
@@ -279,7 +279,6 @@ class CopyTable(Table):
         depth = torch.arange(step.positions.shape[1] - 1, device=tokens.device)
         ids = self.source.next(self.at[:, None] + depth)
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        # the last position before one where a row stops is the target's own
-        room = to_device(step.room, tokens.device)[:, None]
-        exists = (ids >= 0) & (depth + 1 < room) & self.legal[at, ids.clamp_min(0)]
+        inside = depth + 1 < step.left[:, None]  # the last position is the target's own
+        exists = (ids >= 0) & inside & self.legal[at, ids.clamp_min(0)]
         return Draft(ids.clamp_min(0), exists.cummin(1).values)
