@@ -26,7 +26,7 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.params import Params, choice
 from gen.core.registry import registry
-from gen.models.targets.base import legal_at
+from gen.models.targets.base import legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource, part_params
 from gen.samplers.engine.draft import RANKS, Draft, Verdict
@@ -229,8 +229,7 @@ class Table(DraftSource):
 
     def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         parents, depth = tree.parents[:, first:], tree.depth[:, first:]
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        above = self.tails[row, parents + 1]
+        above = take(self.tails, parents + 1)
         tails = torch.cat([above[..., 1:], tree.tokens[:, first:, None]], -1)
         self.tails = torch.cat([self.tails, tails], 1)
         return self._logq(step, self.weigh(tails, parents, depth), depth)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gen.core.sampling_params import has_no_distribution
-from gen.models.targets.base import StepOutput
+from gen.models.targets.base import StepOutput, take
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.engine.causal_loop import Drafter
@@ -87,8 +87,7 @@ class TreeBuilder:
     def next_logq(self, parents: Tensor) -> Tensor:
         """Return the log-probabilities [b, n, V] of the next children of nodes, long [b, n]; -1 - m
         is the root as the draft model m sees it."""
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        return self.rest[row, parents + self.num_models]
+        return take(self.rest, parents + self.num_models)
 
     def keep(self, columns: Tensor) -> None:
         """Keep some drafts, long [b, n], with all their ancestors; only where none is random."""
