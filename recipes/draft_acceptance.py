@@ -61,9 +61,9 @@ class MeasuredSpeculative(Speculative):
         class Noted(rule):
             """The verifier, with notes."""
 
-            def verify(self, step, tree, logp):
-                verdict = super().verify(step, tree, logp)
-                note(sampler.visits, tree, logp, verdict, sampler.way_to_draw())
+            def verify(self, step, draft, logp):
+                verdict = super().verify(step, draft, logp)
+                note(sampler.visits, draft, logp, verdict, sampler.way_to_draw())
                 return verdict
 
         return Noted()

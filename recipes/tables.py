@@ -14,6 +14,7 @@ Sequences for evaluation are of held-out conditions, so none of them is in a tab
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from gen.modalities.speech import synth as spoken
 from gen.modalities.video import captions as moving
 from gen.models.load.locate import locate
 from gen.pipeline.pipeline import Pipeline
-from gen.samplers.causal.initialisers.table import choose_offsets, write_table
+from gen.samplers.causal.initialisers.table import ContextTable, Offset, gather, write_table
 from gen.tokenizers.image.vq import VQ
 
 CONDITIONS: dict[str, Callable[..., Sequence[Any]]] = {
@@ -58,6 +59,50 @@ def rendered_sequences(count: int) -> Tensor:
     images = [frontend.preprocess(shapes.draw(c, rng)) for c in captions]
     parts = [frontend.encode(torch.stack(images[i : i + 50])) for i in range(0, count, 50)]
     return torch.cat([part.flatten(1) for part in parts]).long()
+
+
+def candidates(grid: tuple[int, ...]) -> list[Offset]:
+    """List offsets to positions that come before: at most two cells along an axis, or one each
+    along two."""
+    axes = len(grid)
+    steps = [s for s in itertools.product((-2, -1, 0, 1), repeat=axes) if 0 < sum(map(abs, s)) <= 2]
+    return [s for s in steps if next(x for x in s if x) < 0]
+
+
+def choose_offsets(
+    sequences: Tensor, grid: tuple[int, ...], size: int, most: int = 4
+) -> list[Offset]:
+    """Choose neighbours one by one: each time the one that makes every second sequence likeliest
+    under the table of the others.
+
+    Args:
+        sequences: token ids int64 [n, T].
+        grid: sizes of the axes, slowest first.
+        size: number of token ids V.
+        most: neighbours at most.
+    """
+    chosen: list[Offset] = []
+    best = -np.inf
+    while len(chosen) < most:
+        scores = {
+            offset: log_likelihood(
+                ContextTable(sequences[::2], grid, size, [*chosen, offset]), sequences[1::2]
+            )
+            for offset in candidates(grid)
+            if offset not in chosen
+        }
+        offset = max(scores, key=scores.__getitem__)
+        if scores[offset] <= best:
+            break
+        chosen, best = [*chosen, offset], scores[offset]
+    return chosen
+
+
+def log_likelihood(table: ContextTable, sequences: Tensor) -> float:
+    """Mean log-probability of the tokens of sequences int64 [n, T]."""
+    context = gather(sequences, table.where, table.size).flatten(0, 1)
+    q = table.distribution(context)
+    return float(q.gather(1, sequences.reshape(-1, 1)).log().mean())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -109,7 +109,8 @@ class CounterRNG:
         fresh = CounterRNG(keys, self.keys.device).keys
         self.keys[torch.tensor(items, dtype=torch.long, device=self.keys.device)] = fresh
         self._kept.clear()
-        self._keyed.clear()
+        for purpose, keyed in self._keyed.items():  # in place, where recorded steps read them
+            keyed[...] = _mix(_plain(self.keys) ^ _constant(purpose))
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
         if purpose not in self._keyed:

@@ -13,7 +13,6 @@ from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import Coupling, without_ends
 from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.engine.draft import Draft, Verdict
-from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AutoWidth, Windowed
@@ -31,8 +30,8 @@ class JacobiDrafter(Windowed):
         trend: power of a token's rise in the distribution of the next iterate.
     """
 
-    # the first `carried` of the drafts below are carried over from the last step, int64 [b]
-    carried = RowState(start=0)
+    drafted = RowState(start=False)  # drafts that are carried over from the last step, bool [b, n]
+    carried = RowState(start=0)  # how many, int64 [b], as the host knows after a step
     tokens = RowState()  # [b, n]
     logq: RowState = RowState()  # their distributions [b, n, V]
     guessed = RowState()  # drafts that no model made, bool [b, n]
@@ -48,11 +47,12 @@ class JacobiDrafter(Windowed):
     ):
         super().__init__(window)
         self.coupling, self.init, self.trend = coupling, init, trend
-        self.ends, self.targets = target.space.ends, init.targets
+        self.ends, self.targets, self.captures = target.space.ends, init.targets, init.guesses
         self.carried = np.zeros(target.rows, dtype=np.int64)
         nothing = target.legal.new_zeros(target.rows, 0, target.legal.shape[1])
-        self.tokens, self.guessed = nothing[..., 0].long(), nothing[..., 0]
-        self.logq = nothing.to(wide_dtype(target.model.dtype))
+        self.drafted = self.guessed = nothing[..., 0]
+        self.tokens = self.drafted.long()
+        self.logq = self.before = nothing.to(wide_dtype(target.model.dtype))
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
@@ -69,7 +69,7 @@ class JacobiDrafter(Windowed):
             draft.logq, draft.guessed = _resize(self.logq, length), _resize(self.guessed, length)
         if self.targets:
             draft.failed = torch.zeros_like(draft.exists)
-        # on a CPU columns that are carried on cost nothing; elsewhere a step has one shape
+        # a CPU computes what enters and no more; elsewhere shapes do not depend on it
         whole = self.init.redrafts or (self.init.guesses and not tokens.is_cpu)
         if length and (whole or (self.carried < np.minimum(step.widths, length)).any()):
             self._fill(step, tokens, draft, whole)
@@ -85,22 +85,17 @@ class JacobiDrafter(Windowed):
             whole: whether all columns are computed, and not from the first that enters on.
         """
         init, exists, length = self.init, draft.exists, draft.tokens.shape[1]
-        carried = np.minimum(self.carried, length)
-        first = 0 if whole else int(carried.min())
-        enters = exists & to_device(np.arange(length) >= carried[:, None], tokens.device)
+        first = 0 if whole else min(int(self.carried.min()), length)
+        enters = exists & ~_resize(self.drafted, length)
         active = exists if init.redrafts else enters[:, first:]
 
         def canvas() -> Tensor:
-            """Join committed tokens and drafts so far, [b, T]."""
-            total = tokens.shape[1]  # what is not carried goes to a position behind all others
-            at = torch.where(exists & ~enters, step.positions[:, :length], total)
-            joined = torch.cat([tokens, tokens[:, :1]], 1)
-            return joined.scatter_(1, at, draft.tokens)[:, :total]
+            # what is not carried goes to a position behind all others
+            at = torch.where(exists & ~enters, step.positions[:, :length], tokens.shape[1])
+            return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, draft.tokens)
 
         compares, logp = self.coupling.compares, draft.logq if init.corrects else None
-        filled = init.fill(
-            Entering(step, first, active, enters[:, first:], carried, compares, canvas, logp)
-        )
+        filled = init.fill(Entering(step, first, active, enters[:, first:], compares, canvas, logp))
         ids = draft.tokens[:, first:]
         draft.tokens[:, first:] = torch.where(active, filled.tokens, ids)
         if filled.failed is not None:
@@ -121,25 +116,37 @@ class JacobiDrafter(Windowed):
         if not draft.tokens.shape[1]:
             ids = step.categorical(logp, "token", step.valid, shared=True)
             verdict = Verdict(torch.zeros_like(step.start), ids)
+            self.drafted = torch.zeros_like(self.drafted)
         else:
             said = without_ends(logp, self.ends)
             following = self._extrapolated(said) if self.trend else said
             verdict = self.coupling.step(step, draft, logp, following)
             draft.logq = None  # one distribution less while the next one is made
-            columns = self._carry(verdict.tokens, verdict.num_accepted, following)
+            columns = self._carry(verdict.tokens, verdict.num_accepted, step.valid, following)
             if self.trend:
                 self.before = _take(said, columns)
         self.init.accept(step, verdict)
         return verdict
 
-    def _carry(self, ids: Tensor, accepted: Tensor, following: Tensor) -> Tensor:
-        """Keep what lies past the token that follows the accepted drafts, the next iterate, with
-        the distributions ``following`` [b, W, V] that it came from. Returns its columns."""
-        self.logq, width = None, ids.shape[1]
+    def _carry(self, ids: Tensor, accepted: Tensor, valid: Tensor, following: Tensor) -> Tensor:
+        """Keep what lies past the token that follows the accepted drafts: the next iterate.
+
+        Args:
+            ids: tokens of the step, long [b, W].
+            accepted: accepted drafts, long [b].
+            valid: columns that exist, bool [b, W].
+            following: distributions that the tokens came from, [b, W, V].
+
+        Returns:
+            Columns of the iterate, long [b, W].
+        """
+        width = ids.shape[1]
         columns = accepted[:, None] + torch.arange(1, width + 1, device=ids.device)
+        self.drafted = columns < valid.sum(1, keepdim=True)
         columns = columns.clamp_max_(width - 1)
         self.tokens = ids.gather(1, columns)
         if self.coupling.compares or self.init.corrects:
+            self.logq = None
             self.logq = _take(following, columns)
             self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
         return columns
@@ -147,12 +154,9 @@ class JacobiDrafter(Windowed):
     def _extrapolated(self, logp: Tensor) -> Tensor:
         """Raise what rose since the target was last asked: log norm(p (p / before) ** trend), and p
         where it was not asked. Tokens without mass before or now keep what they have."""
-        if self.before is None:
-            return logp
-        before = _resize(self.before, logp.shape[1])
+        width = logp.shape[1]
+        before, is_known = _resize(self.before, width), _resize(self.drafted, width)
         rise = torch.where(logp.isfinite() & before.isfinite(), logp - before, 0.0)
-        column = torch.arange(logp.shape[1], device=logp.device)
-        is_known = column < to_device(self.carried, logp.device)[:, None]
         moved = (logp + self.trend * rise).log_softmax(-1)
         return torch.where(is_known[..., None], moved, logp)
 

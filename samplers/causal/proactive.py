@@ -78,7 +78,7 @@ class ProactiveDrafter(JacobiDrafter):
     def __init__(self, tree: tuple[int, int], *rest):
         super().__init__(*rest)
         self.levels, self.siblings = tree[1], siblings(*tree)
-        self.num_siblings = num_siblings(*tree)
+        self.num_siblings, self.captures = num_siblings(*tree), False
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         if step.positions.shape[1] == 1:  # a tree has no draft of the last position
@@ -100,7 +100,7 @@ class ProactiveDrafter(JacobiDrafter):
         A draft has the same column in any batch: the noise and the coins of a column are its own.
         """
         chain, columns, device = self.drafts, self.chain, step.start.device
-        self.room = room = to_device(step.room, device)[:, None]
+        room = step.left[:, None]
         assert chain.logq is not None, "the coupling compares"
         b, size = len(room), self.num_siblings + len(columns)
         more = len(columns) - chain.tokens.shape[1]
@@ -138,14 +138,18 @@ class ProactiveDrafter(JacobiDrafter):
         columns = F.pad(self.chain[: chain.tokens.shape[1]] + 1, (1, 0))
         following = without_ends(logp.index_select(1, columns), self.ends)
         ids = self._continued(step, chain, following, verdict.num_accepted)
-        self._carry(ids, verdict.num_accepted, following)
+        inside = torch.arange(ids.shape[1], device=ids.device) < step.left[:, None]
+        self._carry(ids, verdict.num_accepted, inside, following)
         return verdict
 
     def _continued(self, step: CausalStep, chain: Draft, logp: Tensor, accepted: Tensor) -> Tensor:
         """Draw the next iterate [b, L + 1] past the accepted tokens; before, it is anything."""
         length, rows = chain.tokens.shape[1], step.rows
         column = torch.arange(length + 1, device=logp.device)
-        at, past = step.start[:, None] + column, (column < self.room) & (column > accepted[:, None])
+        at, past = (
+            step.start[:, None] + column,
+            (column < step.left[:, None]) & (column > accepted[:, None]),
+        )
         drafted, of_drafts = chain.exists & past[:, :length], logp[:, :length]
         chance = TOKEN.chance(chain, of_drafts)
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted

@@ -19,8 +19,6 @@ temperature 0 all of them give the argmax tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gen.core.errors import GenError, bad_value
 from gen.core.method import method
 from gen.core.params import Params, Rule, param, part
@@ -33,7 +31,7 @@ from gen.samplers.causal.shapes.base import MOST_NODES
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS
-from gen.samplers.engine.window import AUTO, LADDER, auto_width
+from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -227,8 +225,7 @@ class Speculative(PartSampler, DraftsWithModel):
             return self.parts.drafter.make(self, target, draft, verifier)
         kind, params = self.parts.shape, self.shape_params
         if self.has_auto_budget:
-            most = kind(replace(params, nodes=LADDER[-1] - 1)).nodes
-            shape = kind(params, auto_width(self, target, 1 + most))
+            shape = kind(params, auto_width(self, target, 1 + kind.largest(params)))
         elif kind is Chain:
             shape = Chain(None, int(self.num_speculative_tokens))
         else:

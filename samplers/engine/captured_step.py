@@ -13,38 +13,23 @@ traces or log-probabilities or looks back at tokens, forward passes alone are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gen.models.adapters.base import ModelAdapter
+from gen.core.rng import RNG
 from gen.models.adapters.captured import Captured, bucket
-from gen.samplers.engine.rows import RowStore
+from gen.samplers.engine.recorded import RecordedSteps, captured_of
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
 
 
-@dataclass
-class StepGraph:
-    """Recorded step.
-
-    Attributes:
-        static: tensors that it reads.
-        replay: computes it: what the host reads, in one tensor; the tokens of the verdict; and the
-            next state of the drafter.
-        made: what was computed as it was recorded, of which the shapes are right.
-    """
-
-    static: list[Tensor]
-    replay: Callable[[], Sequence[Tensor]]
-    made: Computed
-
-
-class StepGraphs:
+class StepGraphs(RecordedSteps):
     """Recorded steps of one run.
 
     Args:
@@ -53,16 +38,16 @@ class StepGraphs:
     """
 
     def __init__(self, run: Any, captured: Captured):
-        self.run, self.captured, self.most = run, captured, len(run.slots)
-        self._graphs: dict[Any, StepGraph] = {}
+        super().__init__(captured, run.target, run.drafter.stores)
+        self.run, self.most = run, len(run.slots)
         self._memory: tuple[Any, int] = (None, 0)  # that they were recorded on
 
     @classmethod
     def of(cls, run: Any) -> StepGraphs | None:
         """Return the recorded steps of a run; None where a step cannot be recorded."""
         target, drafter = run.target, run.drafter
-        captured = target.model.graphs if isinstance(target.model, ModelAdapter) else None
-        if not isinstance(captured, Captured) or not drafter.captures or drafter.targets:
+        captured = captured_of(target)
+        if captured is None or not drafter.captures or drafter.targets:
             return None
         looks_back = target.is_history_dependent or target.gives_raw or target.hidden_layers
         differs = target.item_sampling is not None or target.router is not None
@@ -86,61 +71,30 @@ class StepGraphs:
         Args:
             step: context of the step, whose positions and columns are not read.
         """
-        run, cache = self.run, self.run.target.cache
-        names = [(store, name) for store in run.drafter.stores for name in _tensors(store)]
+        run, width = self.run, step.valid.shape[1]
         given = [step.rows, step.round, step.start, step.left, run.last, run.committed_tokens()]
-        given += [*run.target.row_inputs, *(store[name] for store, name in names)]
-        if self._memory != (cache.memory, cache.memory.branch_slots):
-            self._memory, self._graphs = (cache.memory, cache.memory.branch_slots), {}
-        key = (step.valid.shape[1], *(x.shape for x in given))
-        if key not in self._graphs:
-            self._graphs[key] = self._record(step, given, names)
-            self._memory = cache.memory, cache.memory.branch_slots
-        graph = self._graphs[key]
-        for static, x in zip(graph.static, given, strict=True):
-            static.copy_(x)
-        joined, tokens, *states = graph.replay()
-        for (store, name), x in zip(names, states, strict=True):
-            store[name] = x
-        made = graph.made
+        if self._memory != self._memory_now():
+            self.recordings.clear()
+        (joined, tokens), made = self.replay(given, partial(self._computed, step.rng, width), width)
+        self._memory = self._memory_now()  # a recording may have had it grow
         positions, valid = made.step.positions, made.step.valid
         step = replace(step, positions=positions, valid=valid)
         return replace(made, step=step, verdict=replace(made.verdict, tokens=tokens), joined=joined)
 
-    def _record(
-        self, step: CausalStep, given: list[Tensor], names: list[tuple[RowStore, str]]
-    ) -> StepGraph:
-        """Record a step; its drafter and its target are left as they were."""
-        target, drafter, width = self.run.target, self.run.drafter, step.valid.shape[1]
-        made: list[Computed] = []
+    def _computed(
+        self, rng: RNG, width: int, tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Computed]:
+        """Compute a step of so many columns: what the host reads of it, the tokens of the verdict,
+        and all of it, of which the shapes are right in a replay."""
+        rows, round, start, left, last, tokens = tensors
+        column = torch.arange(width, device=start.device)
+        valid = column < left[:, None]
+        positions = start[:, None] + torch.where(valid, column, 0)
+        nothing: Any = None  # a drafter that reads values on the host fails here
+        step = CausalStep(rng, rows, round, start, positions, valid, *[nothing] * 4, left=left)
+        made = compute(step, self.run.drafter, self.target, tokens, last)
+        return [made.columns.joined(), made.verdict.tokens], made
 
-        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-            rows, round, start, left, last, tokens, *more = tensors
-            count = len(target.row_inputs)
-            target.row_inputs = more[:count]
-            for (store, name), x in zip(names, more[count:], strict=True):
-                store[name] = x
-            column = torch.arange(width, device=start.device)
-            valid = column < left[:, None]
-            positions = start[:, None] + torch.where(valid, column, 0)
-            nothing: Any = None  # a drafter that reads values on the host fails here
-            here = CausalStep(
-                step.rng, rows, round, start, positions, valid, *[nothing] * 4, left=left
-            )
-            made[:] = [compute(here, drafter, target, tokens, last)]
-            states = [store[name] for store, name in names]
-            return [made[0].columns.joined(), made[0].verdict.tokens, *states]
-
-        before = target.row_inputs
-        static = [x.contiguous().clone() for x in given]
-        try:
-            with self.captured.recording():
-                replay = self.captured.recorder.record(run, static)
-        finally:
-            target.row_inputs = before
-        return StepGraph(static, replay, made[0])
-
-
-def _tensors(store: RowStore) -> list[str]:
-    """List the entries of a store that are tensors."""
-    return [name for name, x in store.items() if isinstance(x, Tensor)]
+    def _memory_now(self) -> tuple[Any, int]:
+        memory = self.target.cache.memory
+        return memory, memory.branch_slots

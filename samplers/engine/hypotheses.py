@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,7 +92,15 @@ class Item:
 
 
 class Search(ABC):
-    """Search of one item, which begins with one row: its prompt."""
+    """Search of one item, which begins with one row: its prompt.
+
+    Args:
+        params: parameters of the method.
+        item: the item.
+    """
+
+    def __init__(self, params: Any, item: Item):
+        self.params, self.item = params, item
 
     @abstractmethod
     def extend(self, rows: list[Scores]) -> list[Extension]:

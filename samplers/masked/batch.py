@@ -55,24 +55,33 @@ class CanvasBatch:
         """Masked positions of the rows: bool [b, T]."""
         return self.target.space.is_masked(self.tokens)
 
-    def retire(self, done: Tensor, failed: Tensor) -> None:
+    def retire(self, outcome: Tensor) -> None:
         """Count the step and free the rows that are done.
 
         The host waits for the device here, once per step.
 
         Args:
-            done: rows that are done, bool [b].
-            failed: positions that got a token of no distribution, bool [b, T].
+            outcome: what ``outcome_of`` returned.
 
         Raises:
-            GenError: there is one.
+            GenError: a position got a token of no distribution.
         """
         self.num_steps, self.step_index = self.num_steps + 1, self.step_index + 1
-        done_here, position = torch.stack([done.long(), first_failed(failed)]).cpu().numpy()
+        done_here, position = outcome.cpu().numpy()
         refuse_failed(self.target, self.slots.items, position)
         change = self.slots.retire(done_here.astype(bool))
         if change is not None:
             self.step_index = change.follow(self.step_index, 0)
+
+
+def outcome_of(done: Tensor, failed: Tensor) -> Tensor:
+    """Join what the host reads of a step, long [2, b].
+
+    Args:
+        done: rows that are done, bool [b].
+        failed: positions that got a token of no distribution, bool [b, T].
+    """
+    return torch.stack([done.long(), first_failed(failed)])
 
 
 def begin_batch(target, canvas: Tensor | None, followers: Sequence = ()) -> CanvasBatch:

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -51,14 +51,16 @@ from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
+from gen.models.adapters.captured import bucket
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.recorded import RecordedSteps, captured_of
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.announced import announcing
-from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
+from gen.samplers.masked.batch import CanvasBatch, begin_batch, outcome_of, report
 from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.constrained import Changes, settle
 from gen.samplers.masked.part_set import PartSet, Revision, make_parts
@@ -105,10 +107,14 @@ def decode_masked(
     """
     began = time.perf_counter()
     run = begin_run(target, rng, params, canvas, trace, overrides or {}, followers)
+    steps, most = recorded_steps(run), len(run.batch.slots)
     while len(run.batch.slots):
-        step = view_canvas(run)  # 1. canvas view
-        predict(run, step)  # 2. block progress  3. forward pass
-        finish_step(run, step)
+        if steps is not None and can_replay(run.batch, most):
+            replay(run, steps)
+        else:
+            step = view_canvas(run)  # 1. canvas view
+            predict(run, step)  # 2. block progress  3. forward pass
+            finish_step(run, step)
         if callback:
             callback(report(run.batch, run.known))
     seconds = time.perf_counter() - began
@@ -117,14 +123,24 @@ def decode_masked(
 
 def finish_step(run: MaskedRun, step: MaskedStep) -> None:
     """Carry out the phases of a step that come after its forward pass."""
+    change, outcome = change_canvas(run, step)  # 4. to 9.
+    record(run, step, change)  # 10. record
+    run.batch.retire(outcome)  # 11. retire
+
+
+def change_canvas(run: MaskedRun, step: MaskedStep) -> tuple[CanvasChange, Tensor]:
+    """Carry out the phases of a step from its proposal to its stop.
+
+    Returns:
+        The change, and what the host reads of the step (``outcome_of``).
+    """
     step.proposal = propose(run, step)  # 4. propose
     step.proposal = replace(step.proposal, score=run.parts.order(step))  # 5. score
     selected = select(run, step)  # 6. select
     revision = remask(run, step, selected)  # 7. remask
     change = commit(run, step, selected, revision)  # 8. commit
     change, stopped = stop(run, step, change)  # 9. stop
-    record(run, step, change)  # 10. record
-    retire(run, step, change, revision, stopped)  # 11. retire
+    return change, outcome(run, step, change, revision, stopped)
 
 
 @dataclass
@@ -139,6 +155,7 @@ class MaskedRun:
         recorder: statistics and traces.
         committed_logp: log-probability of each token when it was committed, float64 [N, T].
         finished: items that are over, bool [N].
+        constants: see ``MaskedStep.constant``.
     """
 
     batch: CanvasBatch
@@ -148,6 +165,7 @@ class MaskedRun:
     recorder: StatsRecorder
     committed_logp: Tensor
     finished: Tensor
+    constants: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def known(self) -> Tensor:
@@ -219,10 +237,16 @@ def require_states(target, params: MaskedSampler, proposer: Any) -> None:
     target.require_states(proposer.digest, f"sampler.proposer {params.proposer!r}")
 
 
-def view_canvas(run: MaskedRun) -> MaskedStep:
-    """Begin a step with the canvas as it is."""
-    batch, rows = run.batch, run.batch.rows
-    tokens = batch.tokens
+def view_canvas(run: MaskedRun, at: Sequence[Tensor] | None = None) -> MaskedStep:
+    """Begin a step with the canvas as it is.
+
+    Args:
+        run: the run.
+        at: rows and their ``step_index``, long [b] each; None for those of the batch.
+    """
+    batch = run.batch
+    rows, step_index = (batch.rows, batch.step_index) if at is None else at
+    tokens = batch.canvas[rows]
     view = CanvasView(
         tokens,
         batch.prefilled[rows],
@@ -231,14 +255,26 @@ def view_canvas(run: MaskedRun) -> MaskedStep:
         batch.target.num_prompt_tokens,
     )
     space = batch.target.space
-    return MaskedStep(run.rng, rows, batch.step_index, space, run.params, batch.memory, view)
+    step = MaskedStep(run.rng, rows, step_index, space, run.params, batch.memory, view)
+    step.constants = run.constants
+    return step
 
 
 def predict(run: MaskedRun, step: MaskedStep) -> None:
-    """Build the records ``block`` and ``prediction`` with one forward pass, and note its cost.
+    """Run the forward pass of a step, and note its cost."""
+    *counts, partial = forward(run, step)
+    run.recorder.add(run.batch.slots.items, *counts, partial=partial)
+
+
+def forward(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts, Tensor | None]:
+    """Build the records ``block`` and ``prediction`` with one forward pass.
 
     The block comes first, since a cache decides by it what to compute. A block schedule that reads
     log-probabilities comes after the forward pass; it takes no cache.
+
+    Returns:
+        Positions of its own that each row had computed, those with padding, and rows whose pass
+        computed a part of the canvas, bool [b]; None where none does.
     """
     left_out = left_out_positions(step) if run.parts.remasker_reads_left_out else None
     if not run.parts.blocks_read_logprobs:
@@ -258,7 +294,7 @@ def predict(run: MaskedRun, step: MaskedStep) -> None:
         step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    run.recorder.add(run.batch.slots.items, *counts, partial=partial)
+    return *counts, partial
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:
@@ -466,17 +502,53 @@ def record(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> None:
         recorder.add_trace(item, window, [], committed, removed)
 
 
-def retire(
+def outcome(
     run: MaskedRun, step: MaskedStep, change: CanvasChange, revision: Revision, stopped: Tensor
-) -> None:
-    """Find the rows that are done, and give their rows to waiting items.
-
-    Raises:
-        GenError: a committed token came from no distribution.
-    """
-    done = ~step.space.is_masked(run.batch.tokens).any(1)
+) -> Tensor:
+    """Find the rows that are done, and committed tokens that came from no distribution: see
+    ``outcome_of``."""
+    done = ~step.space.is_masked(run.batch.canvas[step.rows]).any(1)
     if revision.again is not None:
         step.memory["stays"] = revision.again & ~stopped
         done = done & ~step.memory["stays"]
     run.finished[step.rows] = done
-    run.batch.retire(done, change.committed & failed_draws(change.tokens, step.logprobs))
+    return outcome_of(done, change.committed & failed_draws(change.tokens, step.logprobs))
+
+
+def recorded_steps(run: MaskedRun) -> RecordedSteps | None:
+    """Return the recorded steps of a run, from canvas view to stop; None where a step reads values
+    on the host."""
+    target, parts = run.batch.target, run.parts
+    if not isinstance(target, MaskedTarget) or not target.captures or not parts.captures:
+        return None
+    captured = captured_of(target)
+    if captured is None or parts.remasker_reads_left_out or run.recorder.traces is not None:
+        return None
+    written = run.batch.canvas, run.committed_logp, run.finished
+    return RecordedSteps(captured, target, (run.batch.memory,), written)
+
+
+def can_replay(batch: CanvasBatch, most: int) -> bool:
+    """Return True where parts have made their memory of all rows, and the rows are all of the
+    ``most``, a half, a quarter, ...: of other numbers forward passes alone are replayed."""
+    rows = len(batch.slots)
+    return bool(batch.memory) and not batch.memory.fresh and bucket(rows, most) == rows
+
+
+def replay(run: MaskedRun, steps: RecordedSteps) -> None:
+    """Replay a step, and retire rows."""
+
+    def step_at(at: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Counts, Counts]]:
+        step = view_canvas(run, at)
+        computed, positions, _ = forward(run, step)
+        _, outcome = change_canvas(run, step)
+        by_row = [computed] if isinstance(computed, Tensor) else []  # prompts of several lengths
+        return [outcome, *by_row], (computed, positions)
+
+    batch = run.batch
+    (outcome, *by_row), counts = steps.replay([batch.rows, batch.step_index], step_at)
+    computed, positions = counts
+    if by_row:
+        computed = by_row[0].clone()  # the next replay writes it again
+    run.recorder.add(batch.slots.items, computed, positions)
+    batch.retire(outcome)

@@ -17,6 +17,7 @@ from gen.samplers.masked.step import (
     LEFT_OUT_LOGP,
     LIKELIEST,
     LOGPROBS,
+    ON_HOST,
     ROUNDED_UP,
     MaskedStep,
     needs_of,
@@ -53,6 +54,7 @@ class PartSet:
         masks_rounded_up: whether the schedule's number of masked positions is rounded up.
         takes_likeliest: whether the proposer takes the likeliest token and draws none.
         reads_states: whether the proposer reads hidden states.
+        captures: whether no part reads values on the host.
     """
 
     order: Callable[[MaskedStep], Tensor]
@@ -68,6 +70,7 @@ class PartSet:
     masks_rounded_up: bool
     takes_likeliest: bool
     reads_states: bool
+    captures: bool
 
 
 def make_parts(
@@ -94,13 +97,15 @@ def make_parts(
     schedule, proposer = part("schedule", "schedule"), part("proposer", "proposer")
     default_order = "random" if space.channels else "confidence"
     order: Any = registry.get("order", params.order or default_order)
+    selector, stop = part("selector", "selector"), part("stop", "stop")
+    every = (order, schedule, proposer, selector, remasker, stop, blocks)
     return PartSet(
         order=order,
         schedule=schedule,
         proposer=proposer,
-        selector=part("selector", "selector"),
+        selector=selector,
         remasker=remasker,
-        stop=part("stop", "stop"),
+        stop=stop,
         blocks=blocks,
         revises=params.remasker != "none" or "remasker" in overrides,
         remasker_reads_left_out=LEFT_OUT_LOGP in needs_of(remasker),
@@ -108,4 +113,5 @@ def make_parts(
         masks_rounded_up=ROUNDED_UP in needs_of(schedule),
         takes_likeliest=LIKELIEST in needs_of(proposer),
         reads_states=HIDDEN_STATES in needs_of(proposer),
+        captures=not overrides and not any(ON_HOST in needs_of(part) for part in every),
     )

@@ -16,7 +16,7 @@ A part that reads more than its phase provides by default declares it with ``nee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +35,7 @@ ROUNDED_UP = "rounded_up"  # a schedule with this need has its number of masked 
 ANNOUNCED = "announced"  # a cache policy with this need gets the next positions (``announced``)
 COUNTED = "counted"  # a selector with this need reads the scores and the number of the step alone
 HIDDEN_STATES = "hidden_states"  # a proposer with this need gets ``MaskedStep.states``
+ON_HOST = "on_host"  # a part with this need reads values on the host, so no step is recorded
 LIKELIEST = "likeliest"  # a proposer with this need has the likeliest token for what may not stand
 
 _NEEDS: dict[Callable, frozenset[str]] = {}
@@ -50,6 +51,8 @@ def needs(*names: str) -> Callable[[Part], Part]:
             for a schedule, ``ANNOUNCED`` for a cache policy, ``COUNTED`` for a selector that takes
             the highest scores, as many as the number of the step says, ``HIDDEN_STATES`` for a
             proposer that is a class with ``digest``, that of the weights it was trained for;
+            ``ON_HOST`` for any part that
+            reads values of tensors on the host, or keeps numbers of its own from step to step;
             ``LIKELIEST`` for a proposer
             that takes the likeliest token: where its token may not stand beside others of the step,
             the loop draws none, but takes the likeliest that may.
@@ -170,6 +173,7 @@ class MaskedStep:
         block: block of every row; None before the phase "block progress".
         prediction: outcome of the forward pass; None before the phase "predict".
         proposal: proposed tokens; None before the phase "propose".
+        constants: see ``constant``.
     """
 
     rng: RNG
@@ -182,6 +186,14 @@ class MaskedStep:
     block: BlockProgress | None = None
     prediction: Prediction | None = None
     proposal: TokenProposal | None = None
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    def constant(self, name: str, make: Callable[[], Any]) -> Tensor:
+        """Return numbers that are the same in every step as a tensor; a run makes them once, and
+        copies them to the device once."""
+        if name not in self.constants:
+            self.constants[name] = torch.as_tensor(make(), device=self.rows.device)
+        return self.constants[name]
 
     # --- canvas view
 
@@ -317,10 +329,12 @@ class MaskedStep:
 
     def hold_back(self, ids: Sequence[int]) -> None:
         """Take the probability of some tokens away, for all later phases of this step."""
+        size = self.logprobs.shape[-1]
+        made = [token for token in ids if token < size]
+        index = self.constant("held_back", lambda: torch.tensor(made, dtype=torch.long))
 
         def without(logprobs: Tensor) -> Tensor:
-            index = torch.tensor(ids, device=logprobs.device)
-            rest = logprobs.index_fill(-1, index[index < logprobs.shape[-1]], -torch.inf)
+            rest = logprobs.index_fill(-1, index, -torch.inf)
             # where such a token has all of the mass, nothing has any
             return rest.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 

@@ -19,6 +19,8 @@ at least as many as ``token``. It holds too where the chain ended because of the
 (``length_policies``): each i above is a node of a tree of unequal depths.
 
 A residual is never warped again, and where it is empty (p = q up to rounding) it falls back to p.
+It is a difference of probabilities: a draft of a chain comes from its whole q, so that what these
+cannot hold is as rare as that. What earlier siblings left of q is not (``trees``).
 
 Behind a draft that the target cannot say there need not be a distribution: the tokens before that
 position have no mass, and all log-probabilities there may be NaN. No draft is accepted there, and

@@ -85,16 +85,16 @@ def node(x: Tensor, column: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device), column + 1]
 
 
-def excess(logp: Tensor, logq: Tensor) -> Tensor:
+def log_excess(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute log (p - q)+ of logarithms [b, V]; -inf where there is no p."""
     less = logq - logp
     # of NaN, which both at -inf give, the comparison is false
     return torch.where(less < 0, logp + (-torch.expm1(less)).log(), -torch.inf)
 
 
-def residual(logp: Tensor, logq: Tensor) -> Tensor:
+def log_residual(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute log norm((p - q)+) of log-probabilities [b, V]; where it is empty, ``logp``."""
-    rest = excess(logp, logq)
+    rest = log_excess(logp, logq)
     total = rest.logsumexp(-1, keepdim=True)
     return torch.where(total > -torch.inf, rest - total, logp)
 
@@ -115,7 +115,7 @@ class Recursive(Verifier):
             q = draft.drawn_from(slice(column, column + 1), p[:, None])[:, 0]
             chance = (p - q).gather(1, ids)[:, 0].clamp_max(0).exp().nan_to_num(0.0)
             kept = coins(step, draft, here, chance, turn)
-            p = torch.where((turn & ~kept)[:, None], residual(p, q), p)
+            p = torch.where((turn & ~kept)[:, None], log_residual(p, q), p)
             p = torch.where(kept[:, None], node(logp, here), p)
             at = torch.where(kept, here, at)
         return at + 1, lambda: p
@@ -167,7 +167,7 @@ class Traversal(Verifier):
             joint[row, column + 1] = here
             kept = coins(step, draft, column, here.exp(), leaving)
             end, found, lost = torch.where(kept, column, end), found | kept, leaving & ~kept
-            rest = excess(joint_u[:, None] + p_u, q)
+            rest = log_excess(joint_u[:, None] + p_u, q)
             total = rest.logsumexp(1)
             less = torch.where(total[:, None] > -torch.inf, rest - total[:, None], p_u)
             p[row, u + 1] = torch.where(lost[:, None], less, p_u)

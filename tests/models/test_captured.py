@@ -24,6 +24,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.passes import one_of
 from gen.samplers.engine.captured_step import StepGraphs
+from gen.samplers.masked import loop as masked_loop
 
 ROWS = 5
 JACOBI = {"name": "speculative_jacobi", "window": 6}
@@ -43,6 +44,7 @@ def decode(net, spec, captured: Captured | None, rows: int = ROWS, seed: int = 0
 def by_themselves(monkeypatch):
     """Captured passes without captured steps, which have tests of their own."""
     monkeypatch.setattr(StepGraphs, "of", lambda run: None)
+    monkeypatch.setattr(masked_loop, "recorded_steps", lambda run: None)
 
 
 @pytest.fixture(scope="module")

@@ -314,6 +314,8 @@ class Captured:
         keep: int,
     ) -> Tensor:
         """Run the network of an adapter over a whole canvas: arguments of ``canvas_network``."""
+        if self._is_recording:
+            return adapter.canvas_network(inputs, positions, mask, tables, keep)
         rows, width = positions.shape
         self._rooms[width] = max(rows, self._rooms.get(width, 0))
         height = bucket(rows, self._rooms[width])

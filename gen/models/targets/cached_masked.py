@@ -39,7 +39,13 @@ class CachedMaskedTarget(PartialTarget, MaskedTarget):
         prefix = self._prompts.shape[1]
         self._begin(policy, prefix, prefix + self.length)
 
+    @property
+    def captures(self) -> bool:
+        """False: which positions a pass computes depends on values."""
+        return False
+
     def _follow_items(self) -> None:
+        super()._follow_items()
         items = torch.from_numpy(self.prompts.branch_items()).to(self.device)
         self._prompts, self._first_column = (x[items] for x in self._all_prompts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -24,6 +24,7 @@ class MaskedTarget(Target):
 
     model: MaskedModel
     _gives_states = False
+    _moved: list[Tensor] | None = None  # what ``_aligned`` made of the rows' prompts
 
     def require_states(self, digest: str, method: str) -> None:
         """Return the hidden states behind canvases from now on (``AdjustableOutput``).
@@ -69,6 +70,34 @@ class MaskedTarget(Target):
     def _takes_padding(self) -> bool:
         return self.model.ragged
 
+    @property
+    def captures(self) -> bool:
+        """True where ``predict`` without rows is a function of the canvas and ``row_inputs``, which
+        reads no value on the host."""
+        differs = self.item_sampling is not None or self.router is not None
+        return not differs and self.canvas_rule is None and not self._gives_states
+
+    @property
+    def row_inputs(self) -> list[Tensor]:
+        """What a pass reads of the rows: lengths of prompts [H B], prompts moved to the right
+        [H B, P], and columns of padding in front of each [H B], where there are any."""
+        if self._moved is None:
+            prompt, left_padding, is_padded = self._aligned()
+            self._moved = [prompt, left_padding] if is_padded else [prompt]
+        return [self.prompts.lengths, *self._moved]
+
+    @row_inputs.setter
+    def row_inputs(self, tensors: Sequence[Tensor]) -> None:
+        self.prompts.lengths, *self._moved = tensors
+
+    def keep(self, rows: Tensor) -> None:
+        """See ``Target.keep``."""
+        super().keep(rows)
+        self._moved = None
+
+    def _follow_items(self) -> None:
+        self._moved = None
+
     def predict(self, canvas: Tensor, rows: Tensor | None = None) -> StepOutput:
         """Run one forward pass.
 
@@ -83,25 +112,24 @@ class MaskedTarget(Target):
             GenError: the prompts have several lengths and the model takes one length only.
         """
         legal = self._allowed(canvas)
-        prompt, left_padding, is_padded = self._aligned()
+        _, prompt, *padding = self.row_inputs
         if rows is not None:
             branch_rows = torch.cat([rows + branch * self.rows for branch in range(self.branches)])
-            prompt, left_padding = prompt[branch_rows], left_padding[branch_rows]
+            prompt, *padding = (x[branch_rows] for x in (prompt, *padding))
         canvas = canvas.repeat(self.branches, 1)
-        num_positions = (prompt.shape[1] + canvas.shape[1]) * self.branches
-        extra, num_computed = (), num_positions
-        if is_padded:
+        num_positions = num_computed = (prompt.shape[1] + canvas.shape[1]) * self.branches
+        if padding:
+            (left_padding,) = padding
             num_computed = num_computed - left_padding.view(self.branches, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
             # padding may be any number; the network needs a token id
             prompt = torch.where(column < left_padding[:, None], canvas[:, :1], prompt)
-            extra = (left_padding,)
         tokens = torch.cat([prompt, canvas], 1)
         states: AdjustableCanvas | None = None
         if self._gives_states:
-            logits, states = self._with_states(tokens, prompt.shape[1], *extra)
+            logits, states = self._with_states(tokens, prompt.shape[1], *padding)
         else:
-            logits = self.model.forward(tokens, canvas.shape[1], *extra)
+            logits = self.model.forward(tokens, canvas.shape[1], *padding)
         logprobs = self._logprobs(logits, legal if self._narrow else None)
         return AdjustableOutput(
             logprobs,

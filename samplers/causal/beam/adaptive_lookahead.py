@@ -57,15 +57,10 @@ class Trial:
 
 
 class Lookahead(Search):
-    """Greedy search of one item with trials.
-
-    Args:
-        params: parameters of the method.
-        item: the item.
-    """
+    """Greedy search of one item with trials."""
 
     def __init__(self, params: AdaptiveLookahead, item: Item):
-        self.params, self.item = params, item
+        super().__init__(params, item)
         self.text: Text = ()
         self.trials: list[Trial] = []
 
@@ -156,9 +151,7 @@ class AdaptiveLookahead(SearchSampler):
     lookahead_length: int = integer(5, least=1)
 
     papers = ("2506.08980",)
-
-    def search(self, item: Item) -> Lookahead:
-        return Lookahead(self, item)
+    search = Lookahead
 
     def width(self, num_ends: int) -> int:
         return self.candidates

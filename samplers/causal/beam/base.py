@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from gen.core.sampler import Sampler
-from gen.samplers.engine.hypotheses import Item, Search, decode_hypotheses
+from gen.samplers.engine.hypotheses import Search, decode_hypotheses
 
 
 class DeterministicSampler(Sampler):
@@ -23,15 +24,12 @@ class DeterministicSampler(Sampler):
 class SearchSampler(DeterministicSampler):
     """Rule that searches among several texts of an item (``gen.samplers.engine.hypotheses``)."""
 
-    superposed = False  # whether a row may have several tokens as one input
+    search: ClassVar[type[Search]]
+    superposed: ClassVar[bool] = False  # whether a row may have several tokens as one input
 
     @property
     def returns_logprobs(self) -> bool:
         return False  # a search takes tokens of several texts
-
-    @abstractmethod
-    def search(self, item: Item) -> Search:
-        """Begin the search of one item."""
 
     @abstractmethod
     def width(self, num_ends: int) -> int:
@@ -43,5 +41,10 @@ class SearchSampler(DeterministicSampler):
         if self.superposed:
             target.require_superposition("superposed decoding")
         return decode_hypotheses(
-            target, self.search, width, superposed=self.superposed, trace=trace, callback=callback
+            target,
+            lambda item: self.search(self, item),
+            width,
+            superposed=self.superposed,
+            trace=trace,
+            callback=callback,
         )

@@ -41,15 +41,10 @@ from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 
 class Beams(Search):
-    """Beam search of one item, in groups that are open or not.
-
-    Args:
-        params: parameters of the method.
-        item: the item.
-    """
+    """Beam search of one item, in groups that are open or not."""
 
     def __init__(self, params: BeamSearch, item: Item):
-        self.params = params
+        super().__init__(params, item)
         groups = range(params.num_beam_groups)
         self.pools = [Pool(params, params.group_size, item) for _ in groups]
         # row of each live hypothesis of each group; all begin with the prompt
@@ -113,6 +108,7 @@ class BeamSearch(PoolSampler):
     diversity_penalty: float = number(0.0)
 
     papers = ("1610.02424",)
+    search = Beams
 
     rules = (
         *PoolSampler.rules,
@@ -131,9 +127,6 @@ class BeamSearch(PoolSampler):
     def group_size(self) -> int:
         """Hypotheses of a group."""
         return self.num_beams // self.num_beam_groups
-
-    def search(self, item: Item) -> Beams:
-        return Beams(self, item)
 
     def width(self, num_ends: int) -> int:
         # so many tokens of a row may be penalised

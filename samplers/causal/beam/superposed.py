@@ -38,15 +38,10 @@ NGRAM_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12, 0.5)  # of contexts of 1, 2, ... 
 
 
 class Drafts(Search):
-    """Drafts of one item in one row.
-
-    Args:
-        params: parameters of the method.
-        item: the item.
-    """
+    """Drafts of one item in one row."""
 
     def __init__(self, params: Superposed, item: Item):
-        self.params, self.item = params, item
+        super().__init__(params, item)
         self.pool = Pool(params, params.num_drafts, item)
 
     def extend(self, rows: list[Scores]) -> list[Extension]:
@@ -138,14 +133,11 @@ class Superposed(PoolSampler):
     miss_penalty: float = number(200.0)
 
     papers = ("2405.18400",)
-    superposed = True
+    search, superposed = Drafts, True
 
     @property
     def num_texts(self) -> int:
         return self.num_drafts
-
-    def search(self, item: Item) -> Drafts:
-        return Drafts(self, item)
 
     def width(self, num_ends: int) -> int:
         return self.token_candidates

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +33,6 @@ from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict
-from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.step_context import CausalStep
 
@@ -48,9 +46,9 @@ class Entering:
         first: column of the step that they begin with.
         active: columns that are drafted, bool [b, n].
         enters: those of them that have no draft yet, bool [b, n].
-        carried: drafts of each row that have one, int64 [b], on the host.
         compares: whether the distribution of a draft is read.
-        canvas: makes committed tokens and drafts so far, a fresh [b, T].
+        canvas: makes committed tokens and drafts so far, a fresh [b, T + 1] whose last column is
+            for what does not exist.
         logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
             None unless the initialiser ``corrects``.
     """
@@ -59,7 +57,6 @@ class Entering:
     first: int
     active: Tensor
     enters: Tensor
-    carried: np.ndarray
     compares: bool
     canvas: Callable[[], Tensor]
     logp: Tensor | None = None
@@ -68,11 +65,6 @@ class Entering:
     def positions(self) -> Tensor:
         """Grid positions of the columns, long [b, n]."""
         return self.step.positions[:, self.first : self.first + self.active.shape[1]]
-
-    @property
-    def ends(self) -> np.ndarray:
-        """Column of the step behind each row's last one, int64 [b], on the host."""
-        return np.minimum(self.step.widths, self.first + self.active.shape[1])
 
 
 class Initialiser(RowOwner):
@@ -171,15 +163,13 @@ class Repeat(Initialiser):
 
     def fill(self, entering):
         at, canvas, columns = entering.positions, entering.canvas(), entering.active.shape[1]
-        carried = to_device(entering.carried - entering.first, at.device)
         # a copy may be copied again: all are copies of what stands before the columns that enter
-        ahead = (torch.arange(columns, device=at.device) - carried[:, None]).clamp_min(0)
-        hops = ahead // self.back
+        hops = (entering.enters.long().cumsum(1) - 1).clamp_min_(0) // self.back
         source = at - (hops + 1) * self.back
         ids = torch.where(source < 0, -1, canvas.gather(1, source.clamp_min(0)))
         # what was allowed once is allowed at all hops, unless positions differ in what they allow
         for hop in range(0 if self.is_uniform else (columns - 1) // self.back, -1, -1):
-            here = (at - hop * self.back).clamp_min(0)
+            here = (at - hop * self.back).clamp(0, len(self.legal) - 1)
             allowed = (ids >= 0) & self.legal[here, ids.clamp_min(0)]
             ids = torch.where(allowed | (hop > hops), ids, self.lowest[here])
         return Draft(ids, entering.active)

@@ -34,6 +34,7 @@ passes change nothing.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -105,8 +106,8 @@ class IteratedInitialiser(Initialiser):
         """
         raise NotImplementedError
 
-    def count(self, step: CausalStep, passes: np.ndarray) -> None:
-        """Learn how many passes each row took, int64 [b]."""
+    def count(self, step: CausalStep, passes: Tensor) -> None:
+        """Learn how many passes each row took, long [b]."""
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         self.guess.accept(step, verdict)
@@ -114,7 +115,7 @@ class IteratedInitialiser(Initialiser):
     def fill(self, entering: Entering) -> Draft:
         # 1. A guess where a position enters, the iterate of the target elsewhere
         step, enters, first = entering.step, entering.enters, entering.first
-        canvas = F.pad(entering.canvas(), (0, 1))
+        canvas = entering.canvas()
         # columns that do not exist are written behind all positions
         slots = torch.where(entering.active, entering.positions, canvas.shape[1] - 1)
         guess = self.guess.fill(replace(entering, active=enters, compares=False)).tokens
@@ -122,12 +123,10 @@ class IteratedInitialiser(Initialiser):
         canvas.scatter_(1, slots, tokens)
         # 2. Ask q with what came out, until nothing changes
         shift, drawn = self._shift(entering), entering.active
-        running = entering.ends > (0 if self.redrafts else entering.carried)
-        column = first + np.arange(tokens.shape[1])
-        inner = to_device(column < entering.ends[:, None] - 1, canvas.device)
-        passes = np.zeros(len(tokens), dtype=np.int64)
-        while True:
-            q = without_ends(self.predict(entering, canvas, not passes.any()), self.space.ends)
+        running, inner = drawn.any(1), F.pad(drawn[:, 1:], (0, 1))  # the last one changes no other
+        passes = torch.zeros_like(step.start)
+        for turn in itertools.count(1):
+            q = without_ends(self.predict(entering, canvas, turn == 1), self.space.ends)
             passes += running
             logq = q if self.filters is None else self.filters(q, None, None)
             if shift is not None:
@@ -136,10 +135,10 @@ class IteratedInitialiser(Initialiser):
             new = torch.where(drawn, step.categorical(logq, "token", drawn, first, True), tokens)
             changed, tokens = new != tokens, new
             canvas.scatter_(1, slots, tokens)
-            if passes.max() == self.rounds:
+            if turn == self.rounds:
                 break
-            running &= (changed & inner).any(1).cpu().numpy()
-            if not running.any():
+            running = running & (changed & inner).any(1)
+            if not running.cpu().numpy().any():
                 break
         self.count(step, passes)
         if self.corrects:
@@ -256,14 +255,15 @@ class ModelInitialiser(DraftModel, IteratedInitialiser):
         if not is_first:
             given = canvas.gather(1, (positions - 1).clamp_min(0))
             return self.draft.predict(given, positions).logprobs
-        given, at = self.unseen(entering.step, canvas, entering.step.starts + entering.ends - 1)
+        step, end = entering.step, entering.first + positions.shape[1]
+        given, at = self.unseen(step, canvas, step.starts + np.minimum(step.widths, end) - 1)
         q = self.draft.predict(given, at).logprobs
         last = at.shape[1] - 1
         column = (positions - at[:, -1:] + last).clamp(0, last)
         return q.gather(1, column[..., None].expand(-1, -1, q.shape[-1]))
 
-    def count(self, step: CausalStep, passes: np.ndarray) -> None:
-        self.count_passes(step, to_device(passes, step.rows.device))
+    def count(self, step: CausalStep, passes: Tensor) -> None:
+        self.count_passes(step, passes)
         self.known = step.starts.copy()
 
 

@@ -19,7 +19,6 @@ lies in no folder, begins with an empty table, whose q is uniform.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from copy import copy
 from functools import cached_property
@@ -144,9 +143,8 @@ class ContextTable:
         contexts = (self.size + 1) ** len(self.offsets)
         if contexts * self.size > DENSE:
             return None
-        keys = torch.arange(contexts, device=self.levels[0].keys.device)
-        weights = (self.size + 1) ** torch.arange(len(self.offsets) - 1, -1, -1, device=keys.device)
-        context = keys[:, None] // weights % (self.size + 1)
+        axes, device = (self.size + 1,) * len(self.offsets), self.levels[0].keys.device
+        context = torch.ones(axes, device=device).nonzero()  # in the order of their keys
         return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
 
     def distribution(self, context: Tensor) -> Tensor:
@@ -168,67 +166,17 @@ class ContextTable:
 
 def neighbours(grid: tuple[int, ...], offsets: list[Offset]) -> Tensor:
     """Find the position at each offset from every position: long [T, K], -1 outside of the grid."""
-    cells = np.stack(np.meshgrid(*(np.arange(n) for n in grid), indexing="ij"), -1)
-    cells = cells.reshape(-1, len(grid))
-    sizes = np.array(grid)
-    found = []
-    for offset in offsets:
-        cell = cells + np.array(offset)
-        inside = ((cell >= 0) & (cell < sizes)).all(1)
-        at = np.ravel_multi_index(tuple(np.clip(cell, 0, sizes - 1).T), grid)
-        found.append(np.where(inside, at, -1))
-    where = np.array(found, dtype=np.int64).reshape(len(offsets), len(cells))
-    return torch.from_numpy(np.ascontiguousarray(where.T))
+    cells = np.indices(grid).reshape(len(grid), 1, -1).T
+    cells = cells + np.array(offsets, dtype=np.int64).reshape(-1, len(grid))  # [T, K, axes]
+    at = np.ravel_multi_index(tuple(np.moveaxis(cells, -1, 0)), grid, mode="clip")
+    inside = ((cells >= 0) & (cells < np.array(grid))).all(-1)
+    return torch.from_numpy(np.where(inside, at, -1))
 
 
 def gather(sequences: Tensor, where: Tensor, size: int) -> Tensor:
     """Look up the neighbours of every position: ids [n, T] -> [n, T, K], ``size`` outside."""
     found = sequences[:, where.clamp_min(0)]
     return torch.where(where < 0, size, found)
-
-
-def candidates(grid: tuple[int, ...]) -> list[Offset]:
-    """List offsets to positions that come before: at most two cells along an axis, or one each
-    along two."""
-    axes = len(grid)
-    steps = [s for s in itertools.product((-2, -1, 0, 1), repeat=axes) if 0 < sum(map(abs, s)) <= 2]
-    return [s for s in steps if next(x for x in s if x) < 0]
-
-
-def choose_offsets(
-    sequences: Tensor, grid: tuple[int, ...], size: int, most: int = 4
-) -> list[Offset]:
-    """Choose neighbours one by one: each time the one that makes every second sequence likeliest
-    under the table of the others.
-
-    Args:
-        sequences: token ids int64 [n, T].
-        grid: sizes of the axes, slowest first.
-        size: number of token ids V.
-        most: neighbours at most.
-    """
-    chosen: list[Offset] = []
-    best = -np.inf
-    while len(chosen) < most:
-        scores = {
-            offset: log_likelihood(
-                ContextTable(sequences[::2], grid, size, [*chosen, offset]), sequences[1::2]
-            )
-            for offset in candidates(grid)
-            if offset not in chosen
-        }
-        offset = max(scores, key=scores.__getitem__)
-        if scores[offset] <= best:
-            break
-        chosen, best = [*chosen, offset], scores[offset]
-    return chosen
-
-
-def log_likelihood(table: ContextTable, sequences: Tensor) -> float:
-    """Mean log-probability of the tokens of sequences int64 [n, T]."""
-    context = gather(sequences, table.where, table.size).flatten(0, 1)
-    q = table.distribution(context)
-    return float(q.gather(1, sequences.reshape(-1, 1)).log().mean())
 
 
 def digest(folder: Path) -> str:

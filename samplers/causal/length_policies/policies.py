@@ -46,6 +46,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -155,13 +156,8 @@ class AutoLength(LengthPolicy):
 
     def over(self, width, starts, tokens):
         self.auto.observe(width, starts, tokens)
-        if self.auto.width - 1 != self.length:
-            self.length = self.auto.width - 1
-            self.lengths = np.full_like(self.lengths, self.length)
-
-    @property
-    def most(self):
-        return self.length
+        self.length = self.auto.width - 1
+        self.lengths = np.full_like(self.lengths, self.length)
 
 
 @register("length_policy", "heuristic")
@@ -260,19 +256,15 @@ class BatchSizeParams(Params):
 
     def table(self) -> list[tuple[int, int]]:
         """Return the first number of rows of each range, and its drafts."""
-        found, following = [], 1
-        for entry in self.drafts_by_rows.split(","):
-            match = re.fullmatch(r"\s*(\d+)-(\d*):(\d+)\s*", entry)
-            if match is None or int(match[1]) != following or following == 0:
-                break
-            found.append((following, int(match[3])))
-            following = int(match[2]) + 1 if match[2] else 0  # 0: behind the open range
-            if following and following <= found[-1][0]:
-                break
-        else:
-            if not following:
-                return found
-        raise bad_value("sampler.drafts_by_rows", self.drafts_by_rows, ROWS)
+        entries = self.drafts_by_rows.split(",")
+        found = [re.fullmatch(r"\s*(\d+)-(\d*):(\d+)\s*", entry) for entry in entries]
+        ranges = [(int(m[1]), int(m[2]) if m[2] else inf, int(m[3])) for m in found if m]
+        ends = [0, *(last for _, last, _ in ranges)]
+        follow = all(first == end + 1 for (first, _, _), end in zip(ranges, ends, strict=False))
+        some = all(first <= last for first, last, _ in ranges)
+        if len(ranges) < len(entries) or not follow or not some or ends[-1] != inf:
+            raise bad_value("sampler.drafts_by_rows", self.drafts_by_rows, ROWS)
+        return [(first, drafts) for first, _, drafts in ranges]
 
 
 @register("length_policy", "batch_size", params=BatchSizeParams)

@@ -10,7 +10,7 @@ are known changes the distribution of what is committed; it may drop drafts that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from gen.samplers.engine.draft import (
 )
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO, AutoWidth
+from gen.samplers.engine.window import AUTO, LADDER, AutoWidth
 
 MOST_NODES = 1024  # of any tree
 
@@ -79,6 +79,11 @@ class Shape(RowOwner):
     def budget(self) -> int:
         """Drafts of this round, where the shape ``has_budget``."""
         return self.params.nodes if self.auto is None else self.auto.width - 1
+
+    @classmethod
+    def largest(cls, params: Any) -> int:
+        """Return the most drafts of a round, whatever the budget."""
+        return cls(replace(params, nodes=LADDER[-1] - 1)).nodes
 
     @property
     def nodes(self) -> int:

@@ -123,6 +123,8 @@ class Beam(Shape):
         beam, total = builder.columns([-1]), torch.zeros_like(builder.rest[:, :1, 0])
         values, others = [], []
         for _ in range(self.params.tree_depth):
+            if not builder.goes_on:
+                break
             builder.expand()
             found = builder.next_logq(beam).topk(width, -1)
             joint = (total[..., None] + found.values).flatten(1)  # [b, n width]
@@ -173,6 +175,8 @@ class StochasticBeam(Shape):
         beam = builder.columns([-1])
         left = torch.zeros_like(builder.rest[:, :1, 0])  # log of what every path has left
         for _ in range(self.params.tree_depth):
+            if not builder.goes_on:
+                break
             builder.expand()
             first, values = builder.size, []
             for _ in range(self.params.beam_width):

@@ -242,6 +242,8 @@ class Paths(Static):
         tip, least = builder.columns([-1]), self.params.branch_below
         goes_on = torch.ones_like(tip, dtype=torch.bool)
         for depth, level in enumerate(levels_of(self.parents())):
+            if depth > self.params.trunk and not builder.goes_on:
+                break
             builder.expand()
             if depth < self.params.trunk:
                 if least:

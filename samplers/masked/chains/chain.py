@@ -50,7 +50,7 @@ from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
+from gen.samplers.masked.batch import CanvasBatch, begin_batch, outcome_of, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
 
@@ -178,7 +178,7 @@ def decode_chains(
         commit(run, chain, views, order, output, verdict)  # 6. commit
         record(recorder, run, chain, views, output, verdict)  # 7. record
         failed = failed_positions(views, order, output, verdict)
-        run.batch.retire(~run.batch.masked.any(1), failed)  # 8. retire
+        run.batch.retire(outcome_of(~run.batch.masked.any(1), failed))  # 8. retire
         if callback:
             callback(report(run.batch, ~target.space.is_masked(run.batch.canvas)))
     seconds = time.perf_counter() - began

@@ -76,7 +76,7 @@ def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     logp, ids = step.confidence_logprobs().max(-1)
     window = max(1, position.shape[1] // 4)
     near = (position >= first[:, None]) & (position < first[:, None] + window)
-    delimiters = torch.tensor(step.space.delimiters, dtype=ids.dtype, device=ids.device)
+    delimiters = step.constant("delimiters", lambda: step.space.delimiters)
     ending = step.masked & near & torch.isin(ids, delimiters)
     best = highest(logp.double(), ending, torch.ones_like(step.rows)) & (
         logp.double().exp() >= step.params.delimiter_threshold

@@ -55,7 +55,7 @@ from gen.core.registry import register
 from gen.models.load.locate import read_config, readable, zoo
 from gen.samplers.masked.parts.orders import entropy as certainty
 from gen.samplers.masked.parts.selection import fixed_blocks, greedy
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import ON_HOST, MaskedStep, highest, needs
 
 KIND = "position_filter"
 PER_POSITION, PER_BLOCK = 6, 4
@@ -210,6 +210,7 @@ def embedded() -> list[str]:
     example={"stop": "filled"},
 )
 @register("selector", "learned", params=LearnedParams)
+@needs(ON_HOST)
 class Learned:
     """Selector of the positions that the filter classifies as final, and of the position of highest
     score, which decoding without a filter would commit.

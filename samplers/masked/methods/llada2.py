@@ -38,7 +38,7 @@ from gen.samplers.masked.parts.selection import (
     fixed_blocks,
     greedy,
 )
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import ON_HOST, MaskedStep, highest, needs
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def scheduled_threshold(step: MaskedStep) -> Tensor:
     limit=Limit("llada2", {"edit_threshold": 1}, {"remasker": "none"}, "`edit_threshold: 1`"),
 )
 @register("remasker", "edit", params=EditParams)
+@needs(ON_HOST)  # the loop asks which rows stay
 def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Replaces tokens that have become unlikely."""
     top, ids = step.confidence_logprobs().max(-1)

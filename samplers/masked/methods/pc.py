@@ -56,5 +56,6 @@ def position(step: MaskedStep) -> Tensor:
             " (TokenSpace.rarity); this model does not say; expected the option token_counts of a"
             " published text model, or another order, such as confidence"
         )
-    surprise = step.confidence * rarity.to(step.logp)[step.proposed_tokens]
+    table = step.constant("rarity", lambda: rarity).to(step.logp)
+    surprise = step.confidence * table[step.proposed_tokens]
     return surprise.clamp(0, BOUND).log() - step.params.position_decay * step.positions

@@ -28,7 +28,7 @@ from torch import Tensor
 from gen.contracts.layout_orders import halton_cells
 from gen.core.params import Params, number
 from gen.core.registry import register
-from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.host import may_be_any
 from gen.samplers.masked.step import MaskedStep
 
 # orders that look at no distribution
@@ -118,10 +118,8 @@ def halton_rolled(step: MaskedStep) -> Tensor:
 
 def halton_rank(step: MaskedStep) -> Tensor:
     """Number of each position in the Halton sequence over the grid: [b, T]."""
-    order = to_device(np.array(halton_cells(tuple(step.space.grid))), step.rows.device)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    return rank[step.positions]
+    cells = tuple(step.space.grid)
+    return step.constant("halton", lambda: np.argsort(halton_cells(cells)))[step.positions]
 
 
 @register("order", "streams", params=NoiseParams)

@@ -83,16 +83,16 @@ class Judge(Relaxed):
         folder = embedded_probe(target) if weights is None else weights
         return dataclasses.replace(self, probe=Probe.from_pretrained(folder, target))
 
-    def decide(self, step, tree, logp):
+    def decide(self, step, draft, logp):
         if not self.relaxation:
-            return super().decide(step, tree, logp)
-        length = tree.tokens.shape[1]
+            return super().decide(step, draft, logp)
+        length = draft.tokens.shape[1]
         here = logp[:, :length]
-        right = self.right(step.hidden_states, here, tree.tokens)
-        possible = draft_logp(tree, here) > -torch.inf
-        chance = self.chance(tree, here).masked_fill(right & possible, 1.0)
-        count = num_accepted(step.flip(chance, "accept", tree.exists) & tree.exists)
-        return count, lambda: self.residual_at(tree, logp, count.clamp_max(length - 1))
+        right = self.right(step.hidden_states, here, draft.tokens)
+        possible = draft_logp(draft, here) > -torch.inf
+        chance = self.chance(draft, here).masked_fill(right & possible, 1.0)
+        count = num_accepted(step.flip(chance, "accept", draft.exists) & draft.exists)
+        return count, lambda: self.residual_at(draft, logp, count.clamp_max(length - 1))
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
         """Judge the drafts of every row, bool [b, L].
@@ -109,9 +109,6 @@ class Judge(Relaxed):
         inputs = probe_inputs(hidden, logp[:, :n], ids[:, :n])
         judged = self.probe.probability(inputs) > 1 - self.relaxation
         return F.pad(judged, (0, length - n))
-
-    def credit(self, tree, logp):
-        return draft_logp(tree, logp)
 
     def excess(self, p, q):
         return (q - p).clamp_min(0) if self.relaxation else torch.zeros_like(q)

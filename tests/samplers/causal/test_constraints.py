@@ -180,7 +180,7 @@ def test_control_a_history_that_rows_do_not_leave(monkeypatch):
     def keep(self, rows, _true=CausalTarget.keep):
         mine = self.history
         _true(self, rows)
-        self.history = mine[: int(rows.sum())].clone()
+        self.history = mine[: self.rows].clone()
 
     monkeypatch.setattr(CausalTarget, "keep", keep)
     assert error(autoregressive(), exact_length(4, 4)) > WRONG

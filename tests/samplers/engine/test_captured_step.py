@@ -13,11 +13,19 @@ from recording import recorded
 from small_llama import small_llama
 
 from gen.bench.estimate.host_waits import HostWaits
+from gen.core.registry import registry
 from gen.models.adapters.captured import captured_forward
 from gen.models.adapters.language_models import CausalLM
 from gen.samplers.causal import autoregressive
 
-STEPS = ["autoregressive"]
+JACOBI = {"name": "speculative_jacobi", "window": 4}
+STEPS = ["autoregressive", "jacobi", "sjd", {"name": "sjd_vp", "window": 4}]
+STEPS += [JACOBI | {"coupling": c} for c in registry.table("coupling")]
+STEPS += [
+    JACOBI | {"coupling": "maximal", "init": name}
+    for name, init in registry.table("initialiser").items()
+    if init.guesses and name != "uniform"
+]
 
 
 @pytest.fixture(scope="module")
