@@ -243,8 +243,8 @@ class Table(DraftSource):
         return [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
 
     def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
-        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]; they are
-        written over."""
+        """Normalise the weights [b, n, V], which are written over, of the tokens that may stand at
+        ``depth`` [b, n]."""
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
         total = weights.mul_(legal_at(self.legal, at)).sum(-1, keepdim=True)
         return weights.div_(torch.where(total > 0, total, 1)).log_()
