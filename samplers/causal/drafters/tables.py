@@ -23,12 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import bad_value
-from gen.core.params import Params, choice
-from gen.core.registry import registry
+from gen.core.params import Params, Rule, choice
 from gen.models.targets.base import legal_at, take
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import RANKS, Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
@@ -177,31 +175,30 @@ class Table(DraftSource):
     """
 
     num_tokens: int = 1
+    rules = (
+        Rule(
+            "scope",
+            lambda s: (
+                s.scope == ITEM
+                or s.parts.verifier.guarantee == "same_tokens"
+                or not isinstance(s.params_of("drafter"), ScopeParams)
+            ),
+            "item with sampler.verifier {verifier}, or the verifier follow, whose tokens do not"
+            " depend on which items were finished before",
+        ),
+    )
 
     def __init__(self, target: CausalTarget, params: Any):
         self.params = params
         self.context = Context(target, isinstance(params, ScopeParams) and params.scope == CALL)
+        self.captures = not self.context.keeps
         self.legal, self.size = target.legal, target.legal.shape[-1]
         exact = target.model.dtype == torch.float64
         self.dtype = torch.float64 if exact else torch.float32
 
     @classmethod
     def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Table:
-        return cls(target, part_params(sampler, "drafter", sampler.drafter))
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        scoped = registry.params_of("drafter", sampler.drafter)
-        scoped = scoped is not None and issubclass(scoped, ScopeParams)
-        if not scoped or sampler.scope == ITEM:
-            return
-        if registry.get("verifier", sampler.verifier).guarantee != "same_tokens":
-            raise bad_value(
-                "sampler.scope",
-                sampler.scope,
-                f"item with sampler.verifier {sampler.verifier}, or the verifier follow, whose"
-                " tokens do not depend on which items were finished before",
-            )
+        return cls(target, sampler.params_of("drafter"))
 
     def look(self, text: Text) -> None:
         """Look up what the nodes of a step have in common."""
@@ -278,6 +275,6 @@ class CopyTable(Table):
         depth = torch.arange(step.positions.shape[1] - 1, device=tokens.device)
         ids = self.source.next(self.at[:, None] + depth)
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        inside = depth + 1 < step.left[:, None]  # the last position is the target's own
-        exists = (ids >= 0) & inside & self.legal[at, ids.clamp_min(0)]
+        # the last position before one where a row stops is the target's own
+        exists = (ids >= 0) & (depth + 1 < step.left[:, None]) & self.legal[at, ids.clamp_min(0)]
         return Draft(ids.clamp_min(0), exists.cummin(1).values)

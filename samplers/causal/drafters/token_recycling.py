@@ -24,7 +24,6 @@ from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
 from gen.models.targets.base import take
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
 from gen.samplers.engine.draft import RANKS
@@ -85,7 +84,7 @@ class TokenRecycling(Table):
     @classmethod
     def of(cls, sampler, target, draft):
         table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
-        return cls(target, part_params(sampler, "drafter", "token_recycling"), table)
+        return cls(target, sampler.params_of("drafter"), table)
 
     def look(self, text):
         items, tables = self.before

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +26,10 @@ from gen.samplers.engine.draft import (
     point,
     without,
 )
-from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.host import constant, may_be_any
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
-
-if TYPE_CHECKING:
-    from gen.samplers.causal.shapes.base import Shape
 
 
 class TreeBuilder:
@@ -81,7 +78,7 @@ class TreeBuilder:
 
     def columns(self, columns: Sequence[int]) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
-        row = to_device(np.array(columns, dtype=np.int64), self.rest.device)
+        row = constant(tuple(columns), self.rest.device)
         return row.expand(len(self.rest), -1)
 
     def next_logq(self, parents: Tensor) -> Tensor:
@@ -254,7 +251,7 @@ class NodeDrafter(Drafter):
 
     Args:
         nodes: distributions of the drafts.
-        shape: which nodes get children.
+        shape: which nodes get children, a ``gen.samplers.causal.shapes.base.Shape``.
         draws: how siblings are drawn.
         verifier: decides which drafts are accepted.
         vocab: tokens that may be drafted; None for all.
@@ -263,14 +260,14 @@ class NodeDrafter(Drafter):
     def __init__(
         self,
         nodes: DraftSource,
-        shape: Shape,
+        shape: Any,
         draws: str,
         verifier: Verifier,
         vocab: DraftVocab | None = None,
     ):
         self.nodes, self.shape, self.draws = nodes, shape, draws
         self.verifier, self.vocab = verifier, vocab
-        self.targets = tuple(nodes.targets)
+        self.targets, self.captures = tuple(nodes.targets), nodes.captures and shape.captures
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
 

@@ -26,6 +26,26 @@ STEPS += [
     for name, init in registry.table("initialiser").items()
     if init.guesses and name != "uniform"
 ]
+TABLES = ["prompt_lookup", "suffix", "token_recycling", "aded", "stand", "input_copy"]
+STAND = {"name": "speculative", "drafter": "stand"}
+TREES = [
+    *TABLES,
+    STAND | {"verifier": "token", "num_speculative_tokens": 3},
+    STAND | {"verifier": "block", "num_speculative_tokens": 3},
+    STAND | {"shape": "branching", "branching": "2-2", "verifier": "recursive"},
+    STAND | {"shape": "branching", "branching": "2-1", "verifier": "traversal"},
+    STAND
+    | {"shape": "branching", "branching": "3-1", "draws": "top_and_random"}
+    | {"verifier": "recursive"},
+    STAND | {"shape": "optimal", "nodes": 5, "tree_depth": 3, "verifier": "traversal"},
+    STAND | {"shape": "paths", "paths": 2, "path_length": 2, "trunk": 1, "verifier": "k_seq"},
+    STAND | {"shape": "best_first", "nodes": 5, "tree_depth": 3, "verifier": "recursive"},
+    STAND | {"shape": "beam", "beam_width": 2, "tree_depth": 3, "nodes": 5, "verifier": "follow"},
+    STAND
+    | {"shape": "stochastic_beam", "beam_width": 2, "tree_depth": 2}
+    | {"verifier": "recursive"},
+    STAND | {"verifier": "token", "num_speculative_tokens": 3, "draft_vocab": 6},
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +63,7 @@ def decode(net, spec, rows: int = 5):
     return want, got, captured.recorder
 
 
-@pytest.mark.parametrize("spec", STEPS, ids=str)
+@pytest.mark.parametrize("spec", [*STEPS, *TREES], ids=str)
 def test_steps_are_recorded_once_and_decode_the_same_tokens(net, spec):
     want, got, recorder = decode(net, spec)
     assert torch.equal(got.tokens, want.tokens)
