@@ -21,6 +21,7 @@ from torch import Tensor
 from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
+from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.host import constant
 
@@ -127,11 +128,10 @@ class Suffix(Table):
 
     def weigh(self, tails, parents, depth):
         # 1. occurrences that agree with the path so far; all of them do with the last token
-        row = torch.arange(len(tails), device=tails.device)[:, None]
-        before, last = self.alive[row, parents + 2], self._next(depth - 1)
+        before, last = take(self.alive, parents + 2), self._next(depth - 1)
         alive = before & (last == tails)
         among = (before & (last >= 0)).sum(-1).clamp_min(1)
-        path = self.path[row, parents + 2] * alive.sum(-1) / among
+        path = take(self.path, parents + 2) * alive.sum(-1) / among
         self.alive = torch.cat([self.alive, alive], 1)
         self.path = torch.cat([self.path, path], 1)
         # 2. tokens by how many of them they follow

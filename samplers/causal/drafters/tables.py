@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.params import Params, Rule, choice
-from gen.models.targets.base import legal_at
+from gen.models.targets.base import legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import RANKS, Draft, Verdict
@@ -226,8 +226,7 @@ class Table(DraftSource):
 
     def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         parents, depth = tree.parents[:, first:], tree.depth[:, first:]
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        above = self.tails[row, parents + 1]
+        above = take(self.tails, parents + 1)
         tails = torch.cat([above[..., 1:], tree.tokens[:, first:, None]], -1)
         self.tails = torch.cat([self.tails, tails], 1)
         return self._logq(step, self.weigh(tails, parents, depth), depth)
@@ -241,11 +240,11 @@ class Table(DraftSource):
         return [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
 
     def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
-        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]."""
+        """Normalise the weights [b, n, V], which are written over, of the tokens that may stand at
+        ``depth`` [b, n]."""
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        weights = weights * legal_at(self.legal, at)
-        total = weights.sum(-1, keepdim=True)
-        return torch.where(total > 0, weights / total, 0).log()
+        total = weights.mul_(legal_at(self.legal, at)).sum(-1, keepdim=True)
+        return weights.div_(torch.where(total > 0, total, 1)).log_()
 
     def add_up(self, ids: Tensor, values: Tensor) -> Tensor:
         """Add values [..., K] up by their tokens [..., K]: weights [..., V]."""

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
+from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
 from gen.samplers.engine.draft import RANKS
@@ -94,8 +95,7 @@ class TokenRecycling(Table):
     def weigh(self, tails, parents, depth):
         tokens = tails[..., 0]
         key = torch.where(tokens < 0, self.size, tokens)
-        row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        own = self.table[row, key]
+        own = take(self.table, key)
         found = torch.where(own[..., :1] == NONE, self.shared[key], own)
         return self.add_up(found, self.weights.expand(found.shape))
 
