@@ -99,6 +99,11 @@ class Setting:
     temperature: float | None = None
     reference: str = REFERENCE
 
+    def __str__(self) -> str:
+        order = ", reversed" if self.reversed else ""
+        shown = "" if self.temperature is None else f", temperature {self.temperature:g}"
+        return f"{self.sampler}{shown}, batch {self.batch}{order}"
+
     @property
     def expected(self) -> Setting:
         """Setting whose tokens are the expected ones."""
@@ -126,9 +131,7 @@ class Subject:
         return Path(self.model).name if self.model else self.modality
 
     def load(self, dtype: str, invariant: bool) -> Pipeline:
-        return load(
-            self.modality, self.model, device="cpu", dtype=dtype, batch_invariant=invariant
-        )
+        return load(self.modality, self.model, device="cpu", dtype=dtype, batch_invariant=invariant)
 
     def settings(self, pipe: Pipeline, full: bool) -> list[Setting]:
         """Return the settings of a pipeline, references first.
@@ -241,7 +244,8 @@ class Measurements:
         plan = pipe.plan(list(subject.prompts), 1, 0)
         for setting in subject.settings(pipe, full=invariant and dtype == FULL):
             numbers = list(range(len(plan)))[:: -1 if setting.reversed else 1]
-            self.note(f"{subject.name} {dtype} batch_invariant={invariant}: {setting}")
+            option = "with" if invariant else "without"
+            self.note(f"{subject.name} {dtype}, {option} batch_invariant: {setting}")
             for first in range(0, len(plan), setting.batch):
                 mine = numbers[first : first + setting.batch]
                 what = self._what(subject, dtype, setting)
@@ -276,14 +280,18 @@ class Measurements:
             for batch in batches:
                 setting = Setting(sampler, batch, temperature=temperature)
                 what = {"cost": True, **self._what(subject, dtype, setting)}
-                todo = [n for n in range(repeats) if self.records.find({**what, "repeat": n}) is None]
-                self.note(f"{subject.name} {dtype} cost: {setting}, {len(todo)} repeats")
-                for n in [-1, *todo] if todo else ():  # -1 warms up and is not counted
+                known = [self.records.find({**what, "repeat": n}) for n in range(repeats)]
+                if all(known):
+                    continue
+                self.note(f"{subject.name} {dtype}, cost: {setting}")
+                for n in range(-1, repeats):  # -1 warms up and is not counted
+                    if n >= 0 and known[n]:
+                        continue
                     order = (True, False) if n % 2 else (False, True)
-                    items = plan[:batch]
-                    run = {o: decoded(subject, pipes[o], setting, items) for o in order}
+                    run = {o: decoded(subject, pipes[o], setting, plan[:batch]) for o in order}
                     if n >= 0:
-                        self.records.add({**what, "repeat": n}, {"with": run[True], "without": run[False]})
+                        found = {"with": run[True], "without": run[False]}
+                        self.records.add({**what, "repeat": n}, found)
 
 
 def subjects(args: argparse.Namespace) -> list[Subject]:
