@@ -49,9 +49,10 @@ from gen.pipeline.pipeline import Pipeline, load
 
 COUNTS = {"image": 100, "text": 100, "speech": 50, "video": 20}  # items of the built-in models
 DTYPES = ("bfloat16", "float16")
+PARTS = ("with", "without", "cost")
 FULL = "bfloat16"  # the dtype that is measured in all settings
 TEMPERATURES = (0.0, 0.8)  # of a published model
-REPEATS = 7  # of a cost
+REPEATS = 5  # of a cost
 TREE = "token_recycling nodes=24"
 DRAFTED_TREE = "speculative verifier=follow shape=branching branching=3-2-1"
 WINDOWS = tuple(f"speculative_jacobi window={n}" for n in (8, 16, 32, 64))
@@ -119,12 +120,14 @@ class Subject:
         prompts: the prompts of the items.
         model: name or folder of a published model; None for the built-in one.
         most: new tokens of an item at most; None for as many as its modality has.
+        temperatures: temperatures of the target; None for the modality's.
     """
 
     modality: str
     prompts: tuple[str, ...]
     model: str | None = None
     most: int | None = None
+    temperatures: tuple[float | None, ...] = (None,)
 
     @property
     def name(self) -> str:
@@ -141,9 +144,8 @@ class Subject:
             full: whether samplers have more than one setting.
         """
         chosen = PUBLISHED if self.model else MAIN | others(pipe)
-        temperatures = TEMPERATURES if self.model else (None,)
         found = []
-        for temperature in temperatures:
+        for temperature in self.temperatures:
             for sampler, ways in chosen.items():
                 if not serves(pipe, spec_of(sampler), None):
                     continue
@@ -272,13 +274,14 @@ class Measurements:
     def costs(self, subject: Subject, dtype: str, batches: Sequence[int], repeats: int) -> None:
         """Decode with and without the option, in turns."""
         pipes = {invariant: self.pipe(subject, dtype, invariant) for invariant in (True, False)}
-        plan = pipes[True].plan(list(subject.prompts), 1, 0)
-        temperature = TEMPERATURES[-1] if subject.model else None
+        # long requests have long answers, whose passes weigh more than that of the prompt
+        prompts = sorted(subject.prompts, key=len, reverse=True)[: max(batches)]
+        plan = pipes[True].plan(prompts, 1, 0)
         for sampler in COSTS:
             if not serves(pipes[True], spec_of(sampler), None):
                 continue
             for batch in batches:
-                setting = Setting(sampler, batch, temperature=temperature)
+                setting = Setting(sampler, batch, temperature=subject.temperatures[-1])
                 what = {"cost": True, **self._what(subject, dtype, setting)}
                 known = [self.records.find({**what, "repeat": n}) for n in range(repeats)]
                 if all(known):
@@ -298,7 +301,8 @@ def subjects(args: argparse.Namespace) -> list[Subject]:
     """Return what a command line measures."""
     if args.model:
         asked = tuple(text for _, text in requests(args.per_kind))
-        return [Subject("text", asked, args.model, args.max_new_tokens)]
+        how = args.max_new_tokens, tuple(args.temperatures)
+        return [Subject("text", asked, args.model, *how)]
     found = []
     for modality in args.modalities:
         count = max(1, round(args.share * COUNTS[modality]))
@@ -316,9 +320,9 @@ def measure(args: argparse.Namespace) -> None:
     made = Measurements(records, lambda text: print(text, flush=True))
     found = subjects(args)
     for dtype in args.dtypes:
-        for invariant in (True, False) if "tokens" in args.only else ():
-            for subject in found:
-                made.tokens(subject, dtype, invariant)
+        for part in ("with", "without"):
+            for subject in found if part in args.only else ():
+                made.tokens(subject, dtype, part == "with")
         for subject in found if "cost" in args.only else ():
             made.costs(subject, dtype, (1, 4, 7) if args.model else (1, 3, 8), args.repeats)
 
@@ -416,9 +420,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--share", type=float, default=1.0, help="of the items (default: all)")
     run.add_argument("--per-kind", type=int, default=5, help="requests of each kind (default: 5)")
     run.add_argument("--max-new-tokens", type=int, default=128, help="of a published model")
+    run.add_argument(
+        "--temperatures", nargs="*", type=float, default=TEMPERATURES, help="of a published model"
+    )
     run.add_argument("--dtypes", nargs="*", default=list(DTYPES))
-    run.add_argument("--only", nargs="*", default=["tokens", "cost"], choices=["tokens", "cost"])
-    run.add_argument("--repeats", type=int, default=REPEATS, help="of a cost (default: 7)")
+    run.add_argument(
+        "--only", nargs="*", default=PARTS, choices=PARTS,
+        help="tokens with the option, tokens without it, its cost (default: all three)",
+    )  # fmt: skip
+    run.add_argument("--repeats", type=int, default=REPEATS, help="of a cost (default: 5)")
     run.add_argument("--threads", type=int, default=1, help="of the process (default: 1)")
     show = commands.add_parser("table", help="print the tables of a file")
     show.add_argument("file", type=Path)

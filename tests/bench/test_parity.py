@@ -45,9 +45,9 @@ def measured(model, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "found.jsonl"
     call = ["measure", "--out", str(out), "--model", str(model), "--dtypes", "bfloat16"]
     call += ["--per-kind", "1", "--max-new-tokens", "16", "--repeats", "1"]
+    call += ["--temperatures", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parity, "PUBLISHED", SETTINGS)
-        patch.setattr(parity, "TEMPERATURES", (0.0,))
         patch.setattr(parity, "COSTS", (REFERENCE, "suffix", "drafter_invariant"))
         parity.main(call)
         yield call, out
