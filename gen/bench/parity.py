@@ -259,7 +259,7 @@ class Measurements:
 
     @staticmethod
     def _what(subject: Subject, dtype: str, setting: Setting) -> dict[str, Any]:
-        told = {"subject": subject.name, "of": len(subject.prompts), "most": subject.most}
+        told = {"subject": subject.name, "most": subject.most}
         return {**told, "dtype": dtype, **asdict(setting)}
 
     @staticmethod
@@ -305,8 +305,9 @@ def subjects(args: argparse.Namespace) -> list[Subject]:
         return [Subject("text", asked, args.model, *how)]
     found = []
     for modality in args.modalities:
-        count = max(1, round(args.share * COUNTS[modality]))
-        found.append(Subject(modality, tuple(load(modality).modality.example_prompts(count, 0))))
+        count = COUNTS[modality]
+        prompts = load(modality).modality.example_prompts(count, 0)
+        found.append(Subject(modality, tuple(prompts[: max(1, round(args.share * count))])))
     return found
 
 
@@ -417,7 +418,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--out", type=Path, required=True, help="file of measurements, JSON lines")
     run.add_argument("--model", help="published language model (default: the built-in models)")
     run.add_argument("--modalities", nargs="*", default=list(COUNTS), choices=list(COUNTS))
-    run.add_argument("--share", type=float, default=1.0, help="of the items (default: all)")
+    run.add_argument(
+        "--share", type=float, default=1.0, help="of the items, the first ones (default: 1)"
+    )
     run.add_argument("--per-kind", type=int, default=5, help="requests of each kind (default: 5)")
     run.add_argument("--max-new-tokens", type=int, default=128, help="of a published model")
     run.add_argument(
