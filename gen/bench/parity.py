@@ -69,6 +69,7 @@ MAIN: Settings = {  # the first setting of each is also that of float16 and of t
     TREE: [(3, False), (8, True)],
     "drafter_invariant": [(8, True), (3, False)],
     DRAFTED_TREE: [(3, False), (8, True)],
+    "best_of n=2": [(8, False), (3, True)],
 }
 OTHERS = ((8, False), (3, True), (8, True), (3, False))  # settings of the other samplers, in turn
 PUBLISHED: Settings = {
@@ -137,7 +138,7 @@ class Subject:
         return load(self.modality, self.model, device="cpu", dtype=dtype, batch_invariant=invariant)
 
     def settings(self, pipe: Pipeline, full: bool) -> list[Setting]:
-        """Return the settings of a pipeline, references first.
+        """Return the settings of a pipeline, those of references before the others.
 
         Args:
             pipe: pipeline of the model.
@@ -180,10 +181,14 @@ def others(pipe: Pipeline) -> Settings:
     return found
 
 
+def is_causal(sampler: str) -> bool:
+    """Return whether a sampler decodes with causal models, as plain autoregression does."""
+    return protocol_of(spec_of(sampler)["name"]) == protocol_of(REFERENCE)
+
+
 def compared_with_itself(sampler: str) -> bool:
     """Return whether the reference of a sampler is not plain autoregression."""
-    name = spec_of(sampler)["name"]
-    return bool(sampler_class(name).wraps) or protocol_of(name) != protocol_of(REFERENCE)
+    return bool(sampler_class(spec_of(sampler)["name"]).wraps) or not is_causal(sampler)
 
 
 def preset_temperature(sampler: str, usual: float | None) -> float | None:
@@ -245,6 +250,8 @@ class Measurements:
         pipe = self.pipe(subject, dtype, invariant)
         plan = pipe.plan(list(subject.prompts), 1, 0)
         for setting in subject.settings(pipe, full=invariant and dtype == FULL):
+            if not (invariant or is_causal(setting.sampler)):
+                continue  # refused with the option, so that there is nothing to compare
             numbers = list(range(len(plan)))[:: -1 if setting.reversed else 1]
             option = "with" if invariant else "without"
             self.note(f"{subject.name} {dtype}, {option} batch_invariant: {setting}")
