@@ -29,12 +29,13 @@ DECLARED = {
 def source_names(kind: str) -> frozenset[str]:
     """Find the names of a kind in the source files; ``sampler`` includes presets."""
     folder, pattern = DECLARED[kind]
-    return frozenset(
-        name
-        for root in package_folders(folder)
-        for path in root.rglob("*.py")
-        for name in re.findall(pattern, path.read_text(encoding="utf-8"))
-    )
+    files = (path for root in package_folders(folder) for path in root.rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    names = {name for text in texts for name in re.findall(pattern, text)}
+    if kind == "sampler":  # rows of tables of presets
+        tables = (text.partition("\npresets(")[2] for text in texts)
+        names |= {name for table in tables for name in re.findall(r"(?m)^    (\w+)=\{$", table)}
+    return frozenset(names)
 
 
 def check_name(kind: str, name: str | None, where: str = "the command line") -> None:

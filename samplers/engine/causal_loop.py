@@ -197,7 +197,7 @@ class CausalRun(SteppableRun):
         # 1. Positions of the next window of every row
         # 2. Draft its tokens, run one forward pass and verify
         if self.graphs is not None and not self.target.lacks_prompts:
-            made = self.graphs.compute(self.next_step(min(self.drafter.window, self.total)))
+            made = self.graphs.compute(self.recorded_step())
         else:
             step = self.next_step()
             made = compute(step, self.drafter, self.target, self.committed_tokens(), self.last)
@@ -275,18 +275,15 @@ class CausalRun(SteppableRun):
         """Move an array to the target's device; nobody may write to it afterwards."""
         return torch.from_numpy(x) if self.on_host else to_device(x, self.device)
 
-    def next_step(self, width: int | None = None) -> CausalStep:
+    def next_step(self) -> CausalStep:
         """Lay out the next window of every row.
 
         A column that does not exist repeats the row's first one, token and position, which changes
         nothing.
-
-        Args:
-            width: columns; None for as many as any row has room for.
         """
         self.room = self._bounds() - self.start
         rooms = self.room.tolist()  # its least and most take less time than an array's
-        width = min(self.drafter.window, max(rooms)) if width is None else width
+        width = min(self.drafter.window, max(rooms))
         self._lay_out(len(rooms), width)
         positions = self.start[:, None] + self.column
         widths, valid = self.full_widths, self.all_valid
@@ -310,6 +307,17 @@ class CausalRun(SteppableRun):
             here(self.room),
             is_full,
         )
+
+    def recorded_step(self) -> CausalStep:
+        """Describe the next step to its recording, which lays out the columns itself: with one copy
+        to the device, and the columns of every step."""
+        self.room = self._bounds() - self.start
+        width = min(self.drafter.window, self.total)
+        self._lay_out(len(self.room), width)
+        round, start, left = self.here(np.stack([self.round, self.start, self.room]))
+        columns, widths, slots = self.all_valid, np.minimum(self.room, width), self.slots
+        host = widths, self.start, slots.items, self.room
+        return CausalStep(self.rng, slots.rows, round, start, columns, columns, *host, left)
 
     def _lay_out(self, rows: int, width: int) -> None:
         """Make the constants of steps of this shape."""
