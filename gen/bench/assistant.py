@@ -35,6 +35,7 @@ import torch
 from yaml import safe_load
 
 from gen.bench.baselines.base import Calls, Network, network
+from gen.bench.variants import spec_of
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -82,12 +83,6 @@ def requests(per_kind: int | None = None) -> list[tuple[str, str]]:
     kinds = safe_load((Path(__file__).parent / "assistant_prompts.yaml").read_text("utf-8"))
     found = [[(kind, text) for text in texts[:per_kind]] for kind, texts in kinds.items()]
     return [request for turn in zip(*found, strict=True) for request in turn]
-
-
-def spec_of(text: str) -> dict[str, Any]:
-    """Parse a sampler as ``speculative_jacobi window=8``."""
-    name, *settings = text.split()
-    return {"name": name, **{k: safe_load(v) for k, v in (s.split("=", 1) for s in settings)}}
 
 
 def untrained() -> list[str]:

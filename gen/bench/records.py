@@ -81,6 +81,20 @@ class Records:
                 os.fsync(file.fileno())
 
 
+def latest(path: Path) -> tuple[dict[str, Any], list[tuple[dict[str, Any], dict[str, Any]]]]:
+    """Return the newest setting of a file, and its measurements as (what, run).
+
+    Raises:
+        GenError: the file holds something else, or no setting.
+    """
+    lines = _lines(path)
+    settings = [line for line in lines if "setting" in line]
+    if not settings:
+        raise GenError(f"{path} holds no measurements; expected those of gen bench")
+    mine = [x for x in lines if x["id"] == settings[-1]["id"] and "run" in x]
+    return settings[-1]["setting"], [(x["what"], x["run"]) for x in mine]
+
+
 def runs_file(args: argparse.Namespace) -> Path:
     """Return the file that measurements are written to as they are made: that of ``--runs``, or,
     until the benchmark is over, one beside its report or in out/bench."""

@@ -132,6 +132,12 @@ def swept(text: str) -> tuple[str, list[Any]]:
     return param.strip(), list(dict.fromkeys(found))
 
 
+def spec_of(text: str) -> dict[str, Any]:
+    """Parse a sampler as ``speculative_jacobi window=8``."""
+    name, *settings = text.split()
+    return {"name": name, **{k: safe_load(v) for k, v in (s.split("=", 1) for s in settings)}}
+
+
 def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
     """Return True if the pipeline has the models for a sampler."""
     try:

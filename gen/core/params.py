@@ -125,11 +125,6 @@ def integer(default: int, least: int = 0) -> Any:
     return param(default, int, least)
 
 
-def integer_or(default: int, word: str, least: int = 0) -> Any:
-    """Declares an integer of at least ``least``, or one word."""
-    return param(default, int, least, also=(word,))
-
-
 def number(default: float, least: float = 0.0, most: float = inf) -> Any:
     """Declares a finite number between ``least`` and ``most``, both included."""
     return param(default, float, least, most)
@@ -221,12 +216,17 @@ def check(sampler: Any) -> None:
     use, or its ``rules``. Raises ``GenError``."""
     for f in dataclasses.fields(sampler):
         check_field(f, getattr(sampler, f.name))
-    for name, kind in part_kinds(sampler).items():
-        chosen = getattr(sampler, name)
-        params = None if chosen is None else registry.params_of(kind, chosen)
+    for name in part_kinds(sampler):
+        params = params_of(sampler, name)
         if params is not None:
-            subset(params, vars(sampler)).check_chosen(name, chosen)
-    for rule in sampler.rules:
+            params.check_chosen(name, getattr(sampler, name))
+    require(sampler, sampler.rules)
+
+
+def require(sampler: Any, rules: Iterable[Rule]) -> None:
+    """Refuses a sampler with which a rule does not hold, the first such rule. Raises
+    ``GenError``."""
+    for rule in rules:
         if not rule.holds(sampler):
             raise rule.refusal(sampler)
 
@@ -265,9 +265,12 @@ def declared(kinds: Iterable[str]) -> dict[str, tuple[Field, list[tuple[str, str
     return found
 
 
-def subset(params: type[Params], values: Mapping[str, Any]) -> Any:
-    """Makes the parameters of one part from those of a sampler: those that it has, and the part's
-    own defaults of the others."""
+def params_of(sampler: Any, param: str) -> Any:
+    """Makes the parameters of the part that ``param`` names; see ``Sampler.params_of``."""
+    chosen, values = getattr(sampler, param), vars(sampler)
+    params = None if chosen is None else registry.params_of(part_kinds(sampler)[param], chosen)
+    if params is None:
+        return None
     names = [f.name for f in dataclasses.fields(params)]
     return params(**{name: values[name] for name in names if name in values})
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gen.core.errors import GenError, bad_type, bad_value, unknown
 from gen.core.method import Preset
-from gen.core.params import Parts, Rule, check, declared, part_kinds, readers
+from gen.core.params import Parts, Rule, check, declared, params_of, part_kinds, readers
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
@@ -119,6 +119,11 @@ class Sampler(ABC):
     def parts(self) -> Parts:
         """The parts in use: ``parts.coupling`` is what the parameter ``coupling`` names."""
         return Parts(self)
+
+    def params_of(self, param: str) -> Any:
+        """Make the parameters of the part that ``param`` names: those that the sampler has, and the
+        part's own defaults of the others. None for a part that declares none."""
+        return params_of(self, param)
 
     def unread(self, param: str) -> list[tuple[str, str]]:
         """List the parts (kind, name) that read ``param`` if none of them is in use; otherwise

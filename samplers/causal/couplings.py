@@ -124,18 +124,10 @@ class Fresh(_Verified):
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
-    """Coupling that uses the token verifier's coin and residual past the first rejection too.
-
-    Another verifier's coin, or one that an end made differ, says yes with probability f, and the
-    exact one with probability e. They agree as often as can be: a yes stays with probability
-    min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
-    """
+    """Coupling that uses the token verifier's coin and residual past the first rejection too."""
 
     def redraft(self, step, draft, past, kept, chance, following):
-        exact = TOKEN.chance(draft, following)
-        stay = torch.where(exact >= chance, 1.0, exact / chance)
-        turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
-        kept = step.flip(torch.where(kept, stay, turn), "keep", past) & past
+        kept = self._exact(step, draft, past, kept, chance, following)
         moved, new = past & ~kept, []
         # a few positions at a time: no further distribution is held
         many = max(1, PIECE[following.is_cpu] // following[:, 0].numel())
@@ -148,6 +140,15 @@ class Maximal(_Verified):
             else:
                 new.append(draft.tokens[:, here])
         return torch.where(kept, draft.tokens, torch.cat(new, 1))
+
+    def _exact(self, step, draft, past, kept, chance, following):
+        """Flip coins of the probability e that is exact for the next iterate, and that agree as
+        often as can be with those of another, f, which another verifier or an end made differ: a
+        yes stays with probability min(1, e / f), a no becomes one with (e - f)+ / (1 - f)."""
+        exact = TOKEN.chance(draft, following)
+        stay = torch.where(exact >= chance, 1.0, exact / chance)
+        turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
+        return step.flip(torch.where(kept, stay, turn), "keep", past) & past
 
 
 @register("coupling", "gumbel_shared")

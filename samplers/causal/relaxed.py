@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gen.core.params import Rule, param, part
+from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
@@ -97,7 +97,7 @@ class RelaxedAcceptance(DraftsWithModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._rule()  # which checks how much it relaxes
-        self.parts.drafter.check(self)
+        require(self, self.parts.drafter.rules)
 
     def _rule(self) -> Token:
         rule = self.parts.verifier

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from gen.core.errors import GenError, bad_value
 from gen.core.method import method
-from gen.core.params import Params, Rule, param, part
+from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
 from gen.core.sampler import PartSampler, draft_models
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
 from gen.samplers.causal.shapes.base import MOST_NODES
@@ -147,7 +146,7 @@ class Speculative(PartSampler, DraftsWithModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.parts.drafter.check(self)
+        require(self, self.parts.drafter.rules)
         self.way_to_draw()
 
     @property
@@ -164,12 +163,7 @@ class Speculative(PartSampler, DraftsWithModel):
     @property
     def num_nodes(self) -> int:
         """Most drafts of a round of a tree."""
-        return self.parts.shape(self.shape_params).nodes
-
-    @property
-    def shape_params(self) -> Params | None:
-        """Parameters of the shape, if it has some."""
-        return part_params(self, "shape", self.shape)
+        return self.parts.shape(self.params_of("shape")).nodes
 
     def way_to_draw(self) -> str:
         """Choose how siblings are drawn.
@@ -223,7 +217,7 @@ class Speculative(PartSampler, DraftsWithModel):
             raise bad_value("sampling.temperature", target.sampling.temperature, expected)
         if not self.drafts_nodes:
             return self.parts.drafter.make(self, target, draft, verifier)
-        kind, params = self.parts.shape, self.shape_params
+        kind, params = self.parts.shape, self.params_of("shape")
         if self.has_auto_budget:
             shape = kind(params, auto_width(self, target, 1 + kind.largest(params)))
         elif kind is Chain:

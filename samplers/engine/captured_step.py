@@ -16,17 +16,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.rng import RNG
-from gen.models.adapters.captured import Captured, bucket
+from gen.models.adapters.base import bucket
 from gen.samplers.engine.recorded import RecordedSteps, captured_of
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:  # it imports transformers
+    from gen.models.adapters.captured import Captured
 
 
 class StepGraphs(RecordedSteps):

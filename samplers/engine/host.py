@@ -9,6 +9,8 @@ On a CPU asking costs nothing, and what no row needs is left out.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +21,12 @@ def may_be_any(mask: Tensor) -> bool:
     if not mask.is_cpu:
         return mask.numel() > 0
     return bool(np.count_nonzero(mask.numpy()))  # less time than ``any`` with few numbers
+
+
+@lru_cache(maxsize=256)
+def constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return numbers on a device, long [n], copied there once; nobody may write to them."""
+    return torch.tensor(numbers, dtype=torch.long).to(device)
 
 
 def to_device(x: np.ndarray, device: torch.device) -> Tensor:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gen.models.adapters.base import ModelAdapter
-from gen.models.adapters.captured import Captured
 from gen.samplers.engine.rows import RowStore
+
+if TYPE_CHECKING:  # it imports transformers
+    from gen.models.adapters.captured import Captured
 
 Step = Callable[[Sequence[Tensor]], tuple[list[Tensor], Any]]
 
@@ -122,5 +124,4 @@ class RecordedSteps:
 
 def captured_of(target: Any) -> Captured | None:
     """Return the recorded forward passes of a target's model; None where it has none."""
-    graphs = target.model.graphs if isinstance(target.model, ModelAdapter) else None
-    return graphs if isinstance(graphs, Captured) else None
+    return target.model.captured if isinstance(target.model, ModelAdapter) else None

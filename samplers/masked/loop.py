@@ -54,7 +54,7 @@ from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
-from gen.models.adapters.captured import bucket
+from gen.models.adapters.base import bucket
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.models.targets.masked import MaskedTarget

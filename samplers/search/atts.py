@@ -37,14 +37,13 @@ import torch
 
 from gen.contracts.scorer import read_scorer
 from gen.core.errors import GenError, bad_type, bad_value
-from gen.core.params import integer, number
+from gen.core.params import integer, number, param
 from gen.core.registry import register
 from gen.core.stats import SampleOutput, Stats
 from gen.models.load.locate import locate
 from gen.samplers.search.aggregations.base import read_aggregation
 from gen.samplers.search.base import Particles, Search, SearchSampler, num_tokens
 from gen.samplers.search.best_of import collect
-from gen.samplers.search.early_answer import require_number
 from gen.samplers.search.progress import Progress
 from gen.samplers.search.rounds import draw
 
@@ -66,7 +65,7 @@ class ATTS(SearchSampler):
     n: int = integer(4, least=1)
     alpha: float = number(0.05, most=1.0)
     calibration: Any = None
-    threshold: float | None = None
+    threshold: float | None = param(None, float, also=(None,))
     value: Any = None
     draft_model: str | None = None
     aggregation: Any = "majority"
@@ -77,7 +76,6 @@ class ATTS(SearchSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         read_aggregation(self.aggregation)
-        require_number("sampler.threshold", self.threshold)
         if self.value is not None:
             read_scorer(self.value, "sampler.value")
         if self.inner.drafted or self.inner.wraps or self.inner.protocol != "causal":

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from gen.core.errors import GenError, bad_value
-from gen.core.params import integer, number
+from gen.core.errors import GenError
+from gen.core.params import integer, number, param
 from gen.core.registry import register
 from gen.core.sampler import Sampler, resolve_sampler, spell
 from gen.samplers.search.aggregations.base import read_aggregation
@@ -48,7 +48,7 @@ class EarlyAnswer(SearchSampler):
     n: int = integer(1, least=1)
     then: Any = None
     more: int = integer(4, least=1)
-    threshold: float | None = 1.0
+    threshold: float | None = param(1.0, float, also=(None,))
     agreement: float = number(0.0, most=1.0)
     aggregation: Any = "best"
 
@@ -61,7 +61,6 @@ class EarlyAnswer(SearchSampler):
             resolve_sampler(self.then, where="sampler.then")  # a bad one fails here
         super().__post_init__()
         read_aggregation(self.aggregation)
-        require_number("sampler.threshold", self.threshold)
         name = "" if self.then is None else self.then["name"]
         if self.second.protocol != self.inner.protocol:
             raise GenError(
@@ -110,14 +109,3 @@ class EarlyAnswer(SearchSampler):
                 said = Counter(answers[item * self.n : (item + 1) * self.n])
                 done[item] &= max(said.values()) >= self.agreement * self.n
         return done
-
-
-def require_number(name: str, value: Any) -> None:
-    """Refuse a parameter that is neither a finite number nor None.
-
-    Raises:
-        GenError: it is anything else.
-    """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and abs(value) < float("inf")):
-        raise bad_value(name, value, "a finite number, or None")

@@ -35,12 +35,11 @@ import torch
 from torch import Tensor
 
 from gen.contracts.scorer import read_scorer
-from gen.core.params import choice, integer, number
+from gen.core.params import choice, integer, number, param
 from gen.core.registry import register
 from gen.core.stats import Candidate, SampleOutput, TraceStep
 from gen.samplers.engine.resume import load, require_causal
 from gen.samplers.search.base import Particles, Search, SearchSampler, num_tokens
-from gen.samplers.search.early_answer import require_number
 from gen.samplers.search.progress import Progress
 from gen.samplers.search.rounds import draw
 
@@ -65,14 +64,13 @@ class IAD(SearchSampler):
     value: Any = None
     approve: float = number(1.0)
     block: int = integer(1, least=1)
-    threshold: float | None = None
+    threshold: float | None = param(None, float, also=(None,))
 
     papers = ("2504.01931",)
     reference = "the base's output of highest reward"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("sampler.threshold", self.threshold)
         if self.value is not None:
             read_scorer(self.value, "sampler.value")
 

@@ -233,7 +233,8 @@ class Block(Verifier):
         chance = joint[:, 1:].clone()  # the last draft's, P_n
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
         coins = step.flip(chance, "accept", drafted) & drafted
-        count = (coins * torch.arange(1, length + 1, device=logp.device)).amax(1)
+        numbers = F.pad(coins * torch.arange(1, length + 1, device=logp.device), (1, 0))
+        count = numbers.amax(1)
 
         def residual() -> Tensor:
             column = count.clamp_max(length - 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import FrozenInstanceError, asdict, make_dataclass, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, make_dataclass, replace
 
 import pytest
 
 from gen.core.errors import GenError
-from gen.core.params import Params, declared, integer
+from gen.core.method import presets
+from gen.core.params import Params, Rule, check, declared, integer, param, part
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
@@ -175,3 +176,64 @@ def test_parameters_check_themselves():
     with pytest.raises(GenError, match="sampler.kl_threshold is -1; expected a number of at least"):
         registry.params_of("selector", "klass")(kl_threshold=-1)
     assert registry.params_of("selector", "schedule") is None
+
+
+# --- declarations
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Parameters of no sampler, with a rule between two of them."""
+
+    verifier: str = part("token", "verifier")
+    width: int | str = param(1, int, 1, also=("auto",))
+    share: float | None = param(None, float, 0, 1, also=(None,))
+    redraft: bool | str = param(False, bool, also=("replace",))
+
+    rules = (
+        Rule(
+            "width",
+            lambda s: s.width == 1 or s.verifier in ("follow", "recursive"),
+            "1 with {verifier}; {verifier?}, {verifier?and} or {verifier?,} take {width}",
+        ),
+        Rule(
+            "share",
+            lambda s: s.share != 0.5,
+            lambda s: f"another than {s.share:g}",
+            got=lambda s: "half",
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"width": 0}, "sampler.width is 0; expected an integer of at least 1, or auto"),
+        ({"width": True}, "sampler.width is True; expected an integer of at least 1, or auto"),
+        ({"share": 2}, "sampler.share is 2; expected a number between 0 and 1, or None"),
+        ({"share": False}, "sampler.share is False; expected a number between 0 and 1, or None"),
+        ({"redraft": 1}, "sampler.redraft is 1; expected true, false or replace"),
+        ({"share": 0.5}, "sampler.share is 'half'; expected another than 0.5"),
+        (
+            {"width": 2},
+            "sampler.width is 2; expected 1 with token; follow or recursive, follow and recursive"
+            " or follow, recursive take 2",
+        ),
+    ],
+)
+def test_a_declaration_refuses_what_it_does_not_state(values, said):
+    with pytest.raises(GenError) as error:
+        check(Declared(**values))
+    assert str(error.value) == said
+
+
+def test_what_a_declaration_states_is_taken():
+    check(Declared(width="auto", verifier="follow", share=1, redraft="replace"))
+    check(Declared(width=3, verifier="recursive", share=0.0, redraft=True))
+
+
+def test_a_table_of_presets_is_checked_when_it_is_made():
+    for row, said in (({"widht": 2}, "Did you mean 'width'"), ({"width": 0}, "width is 0")):
+        with pytest.raises(GenError, match=said):
+            presets("none", Declared, zz_preset=row)
+    assert "zz_preset" not in registry.table("preset")

@@ -15,14 +15,16 @@ from gen.models.targets.causal import CausalTarget
 V, T = 24, 16
 
 
-def decode_ragged(adapter: Any, spec: Any, rows: int = 5, seed: int = 0) -> SampleOutput:
+def decode_ragged(
+    adapter: Any, spec: Any, rows: int = 5, seed: int = 0, space: TokenSpace | None = None
+) -> SampleOutput:
     """Decode up to five rows with guidance from an adapter of ``V`` tokens."""
     sampler, sampling = resolve_sampler(spec, {"guidance_scale": 2.0})
     prompt = (torch.arange(rows * 4).view(rows, 4) + seed) % V
     target = CausalTarget(
         adapter,
         prompt,
-        TokenSpace.codes((T,), 16, V),
+        space or TokenSpace.codes((T,), 16, V),
         sampling,
         prompt.flip(1),
         torch.tensor([2, 4, 3, 4, 4])[:rows],

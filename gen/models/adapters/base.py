@@ -45,6 +45,8 @@ class ModelAdapter(Mirrored):
         graphs: graphs of the forward passes (``gen.models.adapters.graphs``, ``captured``); None
             where they run without.
         captures: its caches can lie in the memory of captured passes.
+        captured: its captured passes (``gen.models.adapters.captured``), which ``graphs`` are then;
+            None where none are captured.
     """
 
     passes: ClassVar[tuple[str, ...]] = ("forward",)
@@ -64,6 +66,7 @@ class ModelAdapter(Mirrored):
     takes_block_masks: bool = False
     graphs: Any = None
     captures: bool = False
+    captured: Any = None
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:
@@ -147,3 +150,11 @@ class ModelAdapter(Mirrored):
     @property
     def dtype(self) -> torch.dtype:
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+
+
+def bucket(rows: int, room: int) -> int:
+    """Return the rows that a pass of ``rows`` computes: all that there is room for, or a half, a
+    quarter, ... of them."""
+    while room // 2 >= rows:
+        room //= 2
+    return room

@@ -76,16 +76,20 @@ def attention_in_order(
         Attention outputs [B, L, H d].
     """
     batch, length, heads, size = q.shape
-    grouped = {"enable_gqa": True} if heads != k.shape[-2] else {}
+    groups = k.shape[-2]
+    grouped = {"enable_gqa": True} if heads != groups else {}
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor, masks: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(queries, keys, values, masks, scale=scale, **grouped)
 
-    if k.ndim == 5:  # every query by itself, repeated, with its own keys
+    if k.ndim == 5:  # every query by itself with its own keys: heads that share them are queries
+        grouped = {}
         k, v = (x.flatten(0, 1).transpose(1, 2) for x in (k, v))
-        q = q.reshape(batch * length, heads, 1, size).repeat(1, 1, QUERIES, 1)
+        share = heads // groups
+        q = q.reshape(batch * length, groups, share, size)
+        q = torch.cat([q, q[:, :, -1:].expand(-1, -1, -share % QUERIES, -1)], 2)
         mask = mask.expand(batch, -1, -1, -1).reshape(batch * length, 1, 1, -1)
-        out = attend(q, k, v, mask.repeat(1, 1, QUERIES, 1))[:, :, 0]
+        out = attend(q, k, v, mask.expand(-1, -1, q.shape[2], -1))[:, :, :share]
         return out.reshape(batch, length, heads * size)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if more := -length % QUERIES:
@@ -334,9 +338,12 @@ class InvariantSlots(SlotCache):
         """Return the slots in use of each row, [B, S, H, D], or of each query, [B, L, S, H, D]."""
         if self.paths is None:
             return super().in_use(buffer)
-        mine = buffer if self.rows is None else buffer[self.rows.to(buffer.device)]
-        row = torch.arange(len(mine), device=mine.device)[:, None, None]
-        return mine[row, self.paths.to(mine.device)]
+        device, (_, slots, heads, size) = buffer.device, buffer.shape
+        rows = torch.arange(len(self.paths)) if self.rows is None else self.rows
+        read = rows.to(device)[:, None, None] * slots + self.paths.to(device)
+        # whole slots are copied, several times as fast as by an index of rows and slots
+        found = F.embedding(read, buffer.reshape(-1, heads * size))
+        return found.view(*read.shape, heads, size)
 
     def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
         """Make the masks of a tree as those of chains, and the slots that its queries read."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.adapters.base import bucket
 from gen.models.adapters.graphs import FixedSlots, repeat_last, require_fixed_network
 from gen.models.adapters.slot_cache import SlotCache, SlotLayer
 from gen.models.load.routed import router_of
@@ -371,14 +372,6 @@ def _pass(adapter: Any, names: list[str], kinds: list[str] | None, tables: Any) 
     return run
 
 
-def bucket(rows: int, room: int) -> int:
-    """Return the rows that a pass of ``rows`` computes: all that there is room for, or a half, a
-    quarter, ... of them."""
-    while room // 2 >= rows:
-        room //= 2
-    return room
-
-
 def _padded(x: Tensor, rows: int, columns: int, axis: int) -> Tensor:
     """Repeat the last row, and the last column along an axis."""
     x = repeat_last(x, columns, axis) if columns else x
@@ -410,5 +403,5 @@ def captured_forward(adapter: Any, captured: Captured | None = None) -> Captured
             " the folder of one adapter, or cuda_graphs off"
         )
     captured = Captured(CudaRecorder()) if captured is None else captured
-    adapter.graphs = captured
+    adapter.graphs = adapter.captured = captured
     return captured

@@ -297,7 +297,8 @@ class CausalLM(LanguageModel):
         other = copy.copy(self)
         other.model, other.config = model, model.config.get_text_config()
         other.vocab_size = other.config.vocab_size
-        other._lean, other.graphs, other._knows_causal = LeanLlama.of(model), None, False
+        other._lean, other._knows_causal = LeanLlama.of(model), False
+        other.graphs = other.captured = None
         if self.product is not None:
             other.make_batch_invariant(self.product)
         other.takes_block_masks = attention_implementation(other.config) == "flex_attention"

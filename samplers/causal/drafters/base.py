@@ -7,14 +7,13 @@ and every verifier works with the distributions of any source.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.registry import registry
+from gen.core.params import Rule
 from gen.models.targets.base import StepOutput, Target
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
@@ -46,9 +45,11 @@ class DraftSource(RowOwner):
         several: whether it takes several draft models; ``draft`` is then a sequence of targets.
         is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
             the windows of Jacobi decoding can begin with as well.
+        rules: what must hold between the parameters of a sampler with this drafter.
         targets: draft models of the same items, whose rows follow the batch.
         hidden_layers: layers of the target whose hidden states ``observe`` gets.
         nfe: forward passes of the draft models together, of every item; None without one.
+        captures: whether it reads no value on the host (``Drafter.captures``).
     """
 
     needs_draft_model: ClassVar[bool] = False
@@ -59,19 +60,17 @@ class DraftSource(RowOwner):
     shapes: ClassVar[bool] = True
     several: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     targets: Iterable[Target] = ()
     hidden_layers: tuple[str, ...] = ()
     nfe: list[int] | None = None
+    captures: bool = False
 
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:
         """Says whether a clock decides how many drafts there are."""
         return bool(cls.size_param) and getattr(sampler, cls.size_param) == AUTO
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        """Checks the parameters of a sampler that has this drafter. Raises ``GenError``."""
 
     @classmethod
     def makes_chains(cls) -> bool:
@@ -150,22 +149,3 @@ class DraftSource(RowOwner):
             verdict: accepted drafts, and the token after them; what follows an eos token is not
                 committed.
         """
-
-
-def part_params(sampler: Any, kind: str, name: str) -> Any:
-    """Make the parameters of a part: those that the sampler has, and the part's own defaults of the
-    others. A sampler that is not made of parts has few of them.
-
-    Args:
-        sampler: the sampler, with its parameters.
-        kind: kind of the part.
-        name: name of the part.
-
-    Returns:
-        The declared dataclass; None for a part without parameters.
-    """
-    declared = registry.params_of(kind, name)
-    if declared is None:
-        return None
-    values, names = vars(sampler), [f.name for f in dataclasses.fields(declared)]
-    return declared(**{name: values[name] for name in names if name in values})

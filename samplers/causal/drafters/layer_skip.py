@@ -23,7 +23,6 @@ from gen.core.params import Params, integer, text
 from gen.core.registry import register
 from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
 from gen.models.targets.trained_drafters import layered_target
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafts
 
 
@@ -68,12 +67,10 @@ class _SomeLayers(ModelDrafts):
     """Drafts with some of the target's layers, by the plan of the part's parameters."""
 
     needs_draft_model = False
-    name = ""
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        plan = part_params(sampler, "drafter", cls.name).plan
-        return layered_target(target, cls.name, plan)
+        return layered_target(target, sampler.drafter, sampler.params_of("drafter").plan)
 
 
 @method(
@@ -89,12 +86,8 @@ class LayerSkip(_SomeLayers):
     """Drafts with some of the target's own layers. Parameters: ``kept_layers``, and those of the
     drafter model without ``draft_model``."""
 
-    name = "layer_skip"
-
 
 @register("drafter", "early_exit", params=EarlyExitParams)
 class EarlyExit(_SomeLayers):
     """Drafts with the target's first layers. Parameters: ``exit_layer``, and those of the drafter
     model without ``draft_model``."""
-
-    name = "early_exit"

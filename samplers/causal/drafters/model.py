@@ -35,7 +35,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import facts_of_model
-from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.causal_sampler import CausalSampler
@@ -336,8 +336,7 @@ class DraftsWithModel(CausalSampler):
         """Make the policy that decides how long the chains of so many rows are."""
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
-        params = part_params(self, "length_policy", self.policy)
-        return self.parts.policy(rows, self.num_speculative_tokens, params)
+        return self.parts.policy(rows, self.num_speculative_tokens, self.params_of("policy"))
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn

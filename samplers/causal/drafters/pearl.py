@@ -37,8 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import bad_value
 from gen.core.method import method
+from gen.core.params import Rule
 from gen.core.registry import register
 from gen.core.sampling_params import wide_dtype
 from gen.models.targets.base import StepOutput
@@ -182,14 +182,14 @@ class Pearl(DraftSource):
     needs_draft_model = True
     shapes = False
 
-    @classmethod
-    def check(cls, sampler):
-        if sampler.num_speculative_tokens == AUTO:
-            raise bad_value(
-                "sampler.num_speculative_tokens", AUTO, "a number with the drafter pearl"
-            )
-        if sampler.policy != "constant":
-            raise bad_value("sampler.policy", sampler.policy, "constant with the drafter pearl")
+    rules = (
+        Rule(
+            "num_speculative_tokens",
+            lambda s: s.num_speculative_tokens != AUTO,
+            "a number with the drafter pearl",
+        ),
+        Rule("policy", lambda s: s.policy == "constant", "constant with the drafter pearl"),
+    )
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

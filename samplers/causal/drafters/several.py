@@ -25,13 +25,16 @@ from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.core.method import Limit, method
-from gen.core.registry import register, registry
+from gen.core.params import Rule
+from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowStore
+
+REASON = "because sampler.drafter several has siblings of different models"
 
 
 @method(
@@ -64,6 +67,24 @@ class Several(DraftSource):
     needs_draft_model = True
     several = True
     draws = (WITH_REPLACEMENT,)
+    rules = (
+        Rule("shape", lambda s: s.parts.shape.parts_models, f"{{shape?}}, {REASON}"),
+        Rule(
+            "verifier",
+            lambda s: s.parts.verifier.judges_trees and RANKS in s.parts.verifier.draws,
+            f"{{verifier?}}, {REASON}",
+        ),
+        Rule(
+            "trunk",
+            lambda s: not s.trunk,
+            "0 with sampler.drafter several, whose paths part at the root",
+        ),
+        Rule(
+            "paths",
+            lambda s: s.paths >= len(s.draft_names),
+            lambda s: _expected_paths(len(s.draft_names)),
+        ),
+    )
 
     def __init__(self, drafts: Sequence[CausalTarget], paths: int):
         self.models = [ModelNodes(draft) for draft in drafts]
@@ -98,31 +119,13 @@ class Several(DraftSource):
         return torch.stack([found[column] for column in range(first, size)], 1)
 
     @classmethod
-    def check(cls, sampler: Any) -> None:
-        reason = "because sampler.drafter several has siblings of different models"
-        shapes = [name for name, part in registry.table("shape").items() if part.parts_models]
-        if sampler.shape not in shapes:
-            raise bad_value("sampler.shape", sampler.shape, f"{' or '.join(shapes)}, {reason}")
-        known = registry.table("verifier").items()
-        rules = [name for name, one in known if one.judges_trees and RANKS in one.draws]
-        if sampler.verifier not in rules:
-            expected = f"{' or '.join(rules)}, {reason}"
-            raise bad_value("sampler.verifier", sampler.verifier, expected)
-        if sampler.trunk:
-            expected = "0 with sampler.drafter several, whose paths part at the root"
-            raise bad_value("sampler.trunk", sampler.trunk, expected)
-        _require_paths(sampler.paths, len(sampler.draft_names))
-
-    @classmethod
     def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Several:
         drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
-        _require_paths(sampler.paths, len(drafts))
+        if sampler.paths < len(drafts):
+            raise bad_value("sampler.paths", sampler.paths, _expected_paths(len(drafts)))
         models = [sampler.draft_target(target, one) for one in drafts]
         return cls(models, sampler.paths)
 
 
-def _require_paths(paths: int, models: int) -> None:
-    """Raise ``GenError`` where a draft model would have no path."""
-    if paths < models:
-        expected = f"at least {models}, a path for each draft model"
-        raise bad_value("sampler.paths", paths, expected)
+def _expected_paths(models: int) -> str:
+    return f"at least {models}, a path for each draft model"

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
+from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowState
@@ -114,7 +115,6 @@ class Stand(Table):
         at = step.start[:, None] + depth
         new = (depth <= verdict.num_accepted[:, None]) & (at < self.length)
         at = torch.where(new, at, self.length)[..., None].expand(-1, -1, self.count)
-        row = torch.arange(len(ids), device=ids.device)[:, None]
-        self.tokens = self.tokens.scatter(1, at, ids[row, column])
-        self.masses = self.masses.scatter(1, at, masses[row, column])
+        self.tokens = self.tokens.scatter(1, at, take(ids, column))
+        self.masses = self.masses.scatter(1, at, take(masses, column))
         self.before = step.items, self.tokens, self.masses

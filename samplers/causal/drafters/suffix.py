@@ -21,8 +21,9 @@ from torch import Tensor
 from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import part_params
+from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
+from gen.samplers.engine.host import constant
 
 OCCURRENCES = 32  # of the last tokens, in the item's own text and in those of finished items each
 
@@ -76,7 +77,7 @@ class Suffix(Table):
     def of(cls, sampler, target, draft):
         chain = sampler.shape == "chain"
         depth = sampler.num_speculative_tokens if chain else sampler.tree_depth
-        return cls(target, part_params(sampler, "drafter", "suffix"), int(depth))
+        return cls(target, sampler.params_of("drafter"), int(depth))
 
     def look(self, text):
         """Find the occurrences: the columns ``at`` [b, K] behind them, those that count ``alive``
@@ -95,7 +96,8 @@ class Suffix(Table):
         # which occurrences are in a text, and at least as long as a match: [b, texts * lengths, K]
         match = torch.arange(1, self.params.max_match + 1, device=lengths.device)
         long = lengths.gather(1, last)[:, None] >= match[:, None]
-        owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(long.device)
+        owners = tuple(n for n, count in enumerate(counts) for _ in range(count))
+        owner = constant(owners, long.device)
         alive = torch.cat([long & (owner == n) for n in range(len(counts))], 1)
         most = (match * self.params.match_factor + self.params.match_offset).floor().long()
         most = most.clamp_max(self.most_depth).repeat(len(counts))
@@ -126,11 +128,10 @@ class Suffix(Table):
 
     def weigh(self, tails, parents, depth):
         # 1. occurrences that agree with the path so far; all of them do with the last token
-        row = torch.arange(len(tails), device=tails.device)[:, None]
-        before, last = self.alive[row, parents + 2], self._next(depth - 1)
+        before, last = take(self.alive, parents + 2), self._next(depth - 1)
         alive = before & (last == tails)
         among = (before & (last >= 0)).sum(-1).clamp_min(1)
-        path = self.path[row, parents + 2] * alive.sum(-1) / among
+        path = take(self.path, parents + 2) * alive.sum(-1) / among
         self.alive = torch.cat([self.alive, alive], 1)
         self.path = torch.cat([self.path, path], 1)
         # 2. tokens by how many of them they follow

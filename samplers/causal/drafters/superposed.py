@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value
-from gen.core.registry import register, registry
+from gen.core.params import Rule
+from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import Draft
@@ -71,13 +71,13 @@ class Superposed(ModelNodes):
         super().count_passes(step, passes)
         del self.logq  # nobody asks any more
 
-    @classmethod
-    def check(cls, sampler):
-        shapes = registry.table("shape")
-        if not shapes[sampler.shape].by_level:
-            known = ", ".join(name for name, shape in shapes.items() if shape.by_level)
-            expected = f"one that grows level by level ({known}) with the drafter superposed"
-            raise bad_value("sampler.shape", sampler.shape, expected)
+    rules = (
+        Rule(
+            "shape",
+            lambda s: s.parts.shape.by_level,
+            "one that grows level by level ({shape?,}) with the drafter superposed",
+        ),
+    )
 
     @classmethod
     def of(cls, sampler, target, draft):

@@ -23,12 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.errors import bad_value
-from gen.core.params import Params, choice
-from gen.core.registry import registry
-from gen.models.targets.base import legal_at
+from gen.core.params import Params, Rule, choice
+from gen.models.targets.base import legal_at, take
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, part_params
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import RANKS, Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
@@ -177,31 +175,30 @@ class Table(DraftSource):
     """
 
     num_tokens: int = 1
+    rules = (
+        Rule(
+            "scope",
+            lambda s: (
+                s.scope == ITEM
+                or s.parts.verifier.guarantee == "same_tokens"
+                or not isinstance(s.params_of("drafter"), ScopeParams)
+            ),
+            "item with sampler.verifier {verifier}, or the verifier follow, whose tokens do not"
+            " depend on which items were finished before",
+        ),
+    )
 
     def __init__(self, target: CausalTarget, params: Any):
         self.params = params
         self.context = Context(target, isinstance(params, ScopeParams) and params.scope == CALL)
+        self.captures = not self.context.keeps
         self.legal, self.size = target.legal, target.legal.shape[-1]
         exact = target.model.dtype == torch.float64
         self.dtype = torch.float64 if exact else torch.float32
 
     @classmethod
     def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Table:
-        return cls(target, part_params(sampler, "drafter", sampler.drafter))
-
-    @classmethod
-    def check(cls, sampler: Any) -> None:
-        scoped = registry.params_of("drafter", sampler.drafter)
-        scoped = scoped is not None and issubclass(scoped, ScopeParams)
-        if not scoped or sampler.scope == ITEM:
-            return
-        if registry.get("verifier", sampler.verifier).guarantee != "same_tokens":
-            raise bad_value(
-                "sampler.scope",
-                sampler.scope,
-                f"item with sampler.verifier {sampler.verifier}, or the verifier follow, whose"
-                " tokens do not depend on which items were finished before",
-            )
+        return cls(target, sampler.params_of("drafter"))
 
     def look(self, text: Text) -> None:
         """Look up what the nodes of a step have in common."""
@@ -229,8 +226,7 @@ class Table(DraftSource):
 
     def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
         parents, depth = tree.parents[:, first:], tree.depth[:, first:]
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        above = self.tails[row, parents + 1]
+        above = take(self.tails, parents + 1)
         tails = torch.cat([above[..., 1:], tree.tokens[:, first:, None]], -1)
         self.tails = torch.cat([self.tails, tails], 1)
         return self._logq(step, self.weigh(tails, parents, depth), depth)
@@ -244,11 +240,11 @@ class Table(DraftSource):
         return [int((items == item).argmax()) for item in self.context.outputs.left.tolist()]
 
     def _logq(self, step: CausalStep, weights: Tensor, depth: Tensor) -> Tensor:
-        """Normalise the weights [b, n, V] of the tokens that may stand at ``depth`` [b, n]."""
+        """Normalise the weights [b, n, V], which are written over, of the tokens that may stand at
+        ``depth`` [b, n]."""
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        weights = weights * legal_at(self.legal, at)
-        total = weights.sum(-1, keepdim=True)
-        return torch.where(total > 0, weights / total, 0).log()
+        total = weights.mul_(legal_at(self.legal, at)).sum(-1, keepdim=True)
+        return weights.div_(torch.where(total > 0, total, 1)).log_()
 
     def add_up(self, ids: Tensor, values: Tensor) -> Tensor:
         """Add values [..., K] up by their tokens [..., K]: weights [..., V]."""
@@ -280,6 +276,5 @@ class CopyTable(Table):
         ids = self.source.next(self.at[:, None] + depth)
         at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
         # the last position before one where a row stops is the target's own
-        room = to_device(step.room, tokens.device)[:, None]
-        exists = (ids >= 0) & (depth + 1 < room) & self.legal[at, ids.clamp_min(0)]
+        exists = (ids >= 0) & (depth + 1 < step.left[:, None]) & self.legal[at, ids.clamp_min(0)]
         return Draft(ids.clamp_min(0), exists.cummin(1).values)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import part_params
+from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
 from gen.samplers.engine.draft import RANKS
@@ -84,7 +84,7 @@ class TokenRecycling(Table):
     @classmethod
     def of(cls, sampler, target, draft):
         table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
-        return cls(target, part_params(sampler, "drafter", "token_recycling"), table)
+        return cls(target, sampler.params_of("drafter"), table)
 
     def look(self, text):
         items, tables = self.before
@@ -95,8 +95,7 @@ class TokenRecycling(Table):
     def weigh(self, tails, parents, depth):
         tokens = tails[..., 0]
         key = torch.where(tokens < 0, self.size, tokens)
-        row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        own = self.table[row, key]
+        own = take(self.table, key)
         found = torch.where(own[..., :1] == NONE, self.shared[key], own)
         return self.add_up(found, self.weights.expand(found.shape))
 

@@ -34,7 +34,6 @@ passes change nothing.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -124,10 +123,10 @@ class IteratedInitialiser(Initialiser):
         # 2. Ask q with what came out, until nothing changes
         shift, drawn = self._shift(entering), entering.active
         running, inner = drawn.any(1), F.pad(drawn[:, 1:], (0, 1))  # the last one changes no other
-        passes = torch.zeros_like(step.start)
-        for turn in itertools.count(1):
-            q = without_ends(self.predict(entering, canvas, turn == 1), self.space.ends)
-            passes += running
+        passes, turn = torch.zeros_like(step.start), 0
+        while True:
+            q = without_ends(self.predict(entering, canvas, not turn), self.space.ends)
+            passes, turn = passes + running, turn + 1
             logq = q if self.filters is None else self.filters(q, None, None)
             if shift is not None:
                 moved = (q.clamp_min(FLOOR) + shift).log_softmax(-1)

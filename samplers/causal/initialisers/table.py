@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.load.locate import locate, readable
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.host import to_device
 
 Offset = tuple[int, ...]
 DENSE = 1 << 22  # numbers that distributions after all contexts may be
@@ -57,27 +59,26 @@ class Level(NamedTuple):
     most: int
 
     @classmethod
-    def of(cls, keys: np.ndarray, ids: np.ndarray, counts: np.ndarray, size: int) -> Level:
+    def of(cls, pairs: Sequence[np.ndarray], size: int) -> Level:
         """Count pairs.
 
         Args:
-            keys: contexts, int64 [n].
-            ids: token after each, int64 [n].
-            counts: how often each pair was seen, float64 [n]; pairs may repeat.
+            pairs: contexts int64 [n], the token after each int64 [n], and how often each pair was
+                seen, float64 [n]; pairs may repeat.
             size: number of token ids V.
         """
+        keys, ids, counts = pairs
         contexts, number = np.unique(keys, return_inverse=True)
-        pairs, index = np.unique(number * size + ids, return_inverse=True)
-        counts = np.bincount(index, weights=counts, minlength=len(pairs)).astype(np.float64)
-        most = int(np.bincount(pairs // size).max(initial=0))
-        parts = contexts[pairs // size], pairs % size, counts
-        return cls(*map(torch.from_numpy, parts), most)
+        codes, index = np.unique(number * size + ids, return_inverse=True)
+        counts = np.bincount(index, weights=counts, minlength=len(codes)).astype(np.float64)
+        parts = contexts[codes // size], codes % size, counts
+        keys, ids, counts = (torch.from_numpy(x) for x in parts)
+        return cls(keys, ids, counts, int(np.bincount(codes // size).max(initial=0)))
 
     def plus(self, keys: np.ndarray, ids: np.ndarray, size: int) -> Level:
         """Count further tokens int64 [n] after contexts int64 [n], in a level of its own."""
-        new = keys, ids, np.ones(len(keys))
-        pairs = zip(self[:3], new, strict=True)
-        return Level.of(*(np.concatenate([old.numpy(), x]) for old, x in pairs), size)
+        joined = zip(self[:3], (keys, ids, np.ones(len(keys))), strict=True)
+        return Level.of([np.concatenate([old.numpy(), new]) for old, new in joined], size)
 
     def look_up(self, key: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Look up contexts int64 [b]: counts of every token [b, V], their sum and how many tokens
@@ -104,8 +105,8 @@ class ContextTable:
     def __init__(self, sequences: Tensor, grid: tuple[int, ...], size: int, offsets: list[Offset]):
         self.grid, self.size, self.offsets = grid, size, offsets
         self.where = neighbours(grid, offsets)
-        nothing = Level.of(*np.zeros((2, 0), dtype=np.int64), np.zeros(0), size)
-        self.levels = [nothing] * (1 + len(offsets))
+        nothing = np.zeros(0, dtype=np.int64)
+        self.levels = [Level.of([nothing, nothing, nothing], size)] * (1 + len(offsets))
         self.levels = self.plus(sequences, self.where).levels
 
     def key(self, context: Tensor) -> Tensor:
@@ -118,7 +119,10 @@ class ContextTable:
     def to(self, device: torch.device) -> ContextTable:
         """Copy the counts to a device."""
         found = copy(self)
-        found.levels = [Level(*(x.to(device) for x in x[:3]), x.most) for x in self.levels]
+        found.levels = [
+            Level(x.keys.to(device), x.ids.to(device), x.counts.to(device), x.most)
+            for x in self.levels
+        ]
         return found
 
     def plus(self, sequences: Tensor, where: Tensor) -> ContextTable:
@@ -143,8 +147,9 @@ class ContextTable:
         contexts = (self.size + 1) ** len(self.offsets)
         if contexts * self.size > DENSE:
             return None
-        axes, device = (self.size + 1,) * len(self.offsets), self.levels[0].keys.device
-        context = torch.ones(axes, device=device).nonzero()  # in the order of their keys
+        axes = (self.size + 1,) * len(self.offsets)
+        every = np.indices(axes).reshape(len(axes), contexts).T  # in the order of their keys
+        context = to_device(every, self.levels[0].keys.device)
         return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
 
     def distribution(self, context: Tensor) -> Tensor:

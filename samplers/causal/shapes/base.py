@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from gen.core.params import Params, integer, integer_or
+from gen.core.params import Params, integer, param
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.draft import (
     POSITION,
@@ -40,7 +40,7 @@ class BudgetParams(Params):
         tree_depth: drafts of a path at most.
     """
 
-    nodes: int | str = integer_or(16, AUTO, least=1)
+    nodes: int | str = param(16, int, 1, also=(AUTO,))
     tree_depth: int = integer(8, least=1)
 
 
@@ -61,6 +61,7 @@ class Shape(RowOwner):
         has_budget: whether the parameter ``nodes`` says how many drafts a round has.
         parts_models: whether it can draw each path from another draft model.
         needs_weights: whether it reads trained weights (``attach``).
+        captures: whether it reads no value on the host (``Drafter.captures``).
         takes: ways to draw siblings (``gen.samplers.engine.draft``) that it can use, its usual one
             first.
     """
@@ -70,6 +71,7 @@ class Shape(RowOwner):
     has_budget: ClassVar[bool] = False
     parts_models: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
+    captures: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 
     def __init__(self, params: Any, auto: AutoWidth | None = None):

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.sampling_params import has_no_distribution
-from gen.models.targets.base import StepOutput
+from gen.models.targets.base import StepOutput, take
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.engine.causal_loop import Drafter
@@ -26,13 +26,10 @@ from gen.samplers.engine.draft import (
     point,
     without,
 )
-from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.engine.host import constant, may_be_any
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
-
-if TYPE_CHECKING:
-    from gen.samplers.causal.shapes.base import Shape
 
 
 class TreeBuilder:
@@ -43,12 +40,10 @@ class TreeBuilder:
     Args:
         step: context of the step.
         tokens: committed tokens of the rows, long [b, T].
-        source: distributions of the nodes.
-        draws: how siblings are drawn, one of ``DRAWS``.
-        is_chain: whether every node gets one child.
-        vocab: tokens that may be drafted; None for all.
+        drafter: whose tree it is.
 
     Attributes:
+        draws: how siblings are drawn, one of ``DRAWS``.
         tree: drafts so far; their ``logq`` once they are finished.
         rest: distribution of the next child of the root, as each of M draft models sees it, and of
             each draft: [b, M + n, V].
@@ -56,30 +51,20 @@ class TreeBuilder:
             alone: what the source said because other rows asked counts once the row needs it.
     """
 
-    def __init__(
-        self,
-        step: CausalStep,
-        tokens: Tensor,
-        source: DraftSource,
-        draws: str,
-        is_chain: bool = False,
-        vocab: DraftVocab | None = None,
-    ):
-        self.step, self.source, self.draws, self.vocab = step, source, draws, vocab
-        self.on_host = tokens.device.type == "cpu"
-        # deepest draft of each row, plus one: none behind the end of a block that a row stops at
-        self.room = to_device(step.room, tokens.device)
+    def __init__(self, step: CausalStep, tokens: Tensor, drafter: NodeDrafter):
+        self.step, self.source, self.vocab = step, drafter.nodes, drafter.vocab
+        self.draws, is_chain = drafter.draws, drafter.shape.is_chain
         none = tokens[:, :0].long()
         no = none.bool()
         self.tree = Draft(none, no, parents=none, depth=none, is_chain=is_chain, failed=no)
-        logq = source.begin(step, tokens)
+        logq, vocab = self.source.begin(step, tokens), self.vocab
         self.rest = logq.clone() if vocab is None else vocab.begin(step, tokens).trim(logq)
         self.num_models = self.rest.shape[1]
         self._failed = has_no_distribution(self.rest)  # nodes without one, bool [b, M + n]
         self._drawn: list[Tensor] = []  # what the columns were drawn from, [b, n, V] each
         self._asked = 0  # drafts whose own distribution is known
         self._alone = torch.zeros_like(step.start)  # drafts of which each row asked that
-        self.passes = (self.room > 1).long()
+        self.passes = (step.left > 1).long()
 
     @property
     def size(self) -> int:
@@ -93,14 +78,13 @@ class TreeBuilder:
 
     def columns(self, columns: Sequence[int]) -> Tensor:
         """Return the same columns for every row, long [b, n]."""
-        row = to_device(np.array(columns, dtype=np.int64), self.rest.device)
+        row = constant(tuple(columns), self.rest.device)
         return row.expand(len(self.rest), -1)
 
     def next_logq(self, parents: Tensor) -> Tensor:
         """Return the log-probabilities [b, n, V] of the next children of nodes, long [b, n]; -1 - m
         is the root as the draft model m sees it."""
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        return self.rest[row, parents + self.num_models]
+        return take(self.rest, parents + self.num_models)
 
     def keep(self, columns: Tensor) -> None:
         """Keep some drafts, long [b, n], with all their ancestors; only where none is random."""
@@ -130,7 +114,7 @@ class TreeBuilder:
         if self._asked < self.size:
             newest = self.tree.exists[:, self._asked :]
             if self.tree.is_chain:  # alone, a row's chain ends where it has no more room
-                newest = newest & (self.tree.depth[:, self._asked :] + 1 < self.room[:, None])
+                newest = newest & (self.tree.depth[:, self._asked :] + 1 < self.step.left[:, None])
             self._count(newest.any(1))
             self._ask()
 
@@ -188,12 +172,13 @@ class TreeBuilder:
             Log-probabilities of the children among what their earlier siblings left, [b, n].
         """
         tree = self.tree
-        assert not may_be_any(parents >= self._asked) or not self.on_host, "expand comes first"
+        # looked at where that is no wait
+        assert not parents.is_cpu or not may_be_any(parents >= self._asked), "expand comes first"
         above = parents.clamp_min(0)
         depth = torch.where(parents < 0, 0, _taken(tree.depth, above)) + 1
         exists = (parents < 0) | _taken(tree.exists, above)
         rest = self.next_logq(parents)
-        exists = exists & (depth < self.room[:, None]) & ~rest.isneginf().all(-1)
+        exists = exists & (depth < self.step.left[:, None]) & ~rest.isneginf().all(-1)
         exists = exists if active is None else exists & active
         failed = exists & self._failed.gather(1, parents + self.num_models)
         if chosen is not None:
@@ -266,7 +251,7 @@ class NodeDrafter(Drafter):
 
     Args:
         nodes: distributions of the drafts.
-        shape: which nodes get children.
+        shape: which nodes get children, a ``gen.samplers.causal.shapes.base.Shape``.
         draws: how siblings are drawn.
         verifier: decides which drafts are accepted.
         vocab: tokens that may be drafted; None for all.
@@ -275,14 +260,14 @@ class NodeDrafter(Drafter):
     def __init__(
         self,
         nodes: DraftSource,
-        shape: Shape,
+        shape: Any,
         draws: str,
         verifier: Verifier,
         vocab: DraftVocab | None = None,
     ):
         self.nodes, self.shape, self.draws = nodes, shape, draws
         self.verifier, self.vocab = verifier, vocab
-        self.targets = tuple(nodes.targets)
+        self.targets, self.captures = tuple(nodes.targets), nodes.captures and shape.captures
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
 
@@ -311,8 +296,7 @@ class NodeDrafter(Drafter):
 
     def grow(self, step: CausalStep, tokens: Tensor) -> Draft:
         """Grow the tree of a step; arguments as in ``propose``."""
-        chain = self.shape.is_chain
-        builder = TreeBuilder(step, tokens, self.nodes, self.draws, chain, self.vocab)
+        builder = TreeBuilder(step, tokens, self)
         self.shape.grow(builder)
         self.nodes.count_passes(step, builder.passes)
         return builder.finish()

@@ -52,7 +52,6 @@ from gen.models.targets.trained_predictors import (
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import TreeBuilder
 from gen.samplers.engine.draft import WITH_REPLACEMENT
-from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 
 RECIPE = "python -m gen.recipes.tree_selector MODALITY --out FOLDER"
@@ -153,5 +152,5 @@ class Selected(Shape):
 
     def learn(self, step, num_accepted, num_drafted, logp):
         made = round_features(num_accepted, num_drafted, logp)
-        goes_on = to_device(step.widths > 0, made.device)[:, None]
+        goes_on = (step.left > 0)[:, None]
         self.history = torch.where(goes_on, made, self.history)

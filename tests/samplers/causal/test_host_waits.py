@@ -32,8 +32,8 @@ from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.drafters.pearl import PearlDrafter
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 from gen.samplers.causal.shapes.builder import NodeDrafter
-from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine.outcome import Columns
 from gen.samplers.verifiers import base as verifiers
 
 IDS, POSITIONS = 6, 12
@@ -449,13 +449,13 @@ def test_a_step_of_a_masked_network_waits_once_in_all(name):
 
 
 def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
-    copy = loop.copy_to_host
+    copy = Columns.to_host
 
-    def asking(num_accepted, *rest):
-        num_accepted.tolist()
-        return copy(num_accepted, *rest)
+    def asking(self, *joined):
+        self.counts.tolist()
+        return copy(self, *joined)
 
-    monkeypatch.setattr(loop, "copy_to_host", asking)
+    monkeypatch.setattr(Columns, "to_host", asking)
     assert all(waits == ["tolist", "cpu", "numpy"] for waits in causal_rounds("autoregressive"))
 
 

@@ -15,7 +15,6 @@ from tabular import space_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
-from gen.samplers.causal.drafters.base import part_params
 from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.length_policies.policies import JointConfidence, LengthPolicy
 from gen.samplers.engine import window
@@ -83,7 +82,7 @@ def test_control_a_draft_that_the_rule_stops_at_is_dropped(monkeypatch):
 
 def test_drafting_stops_where_a_rejection_has_become_likely():
     params = {"rejection_threshold": 0.5, "least_drafts": 2}
-    policy = JointConfidence(3, 9, part_params(speculative(**params), "length_policy", NAME))
+    policy = JointConfidence(3, 9, speculative(policy=NAME, **params).params_of("policy"))
     policy.begin()
     logprobs = torch.full((3, 4), 0.25).log()
     assert policy.stop(torch.tensor([0.9, 0.4, 0.8]), logprobs) is None
@@ -104,7 +103,7 @@ def of(name: str):
 
 def stops(name: str) -> bool:
     """Whether a policy stops rows whose drafts are next to impossible, in some of five columns."""
-    policy = POLICIES[name](3, 9, part_params(of(name), "length_policy", name))
+    policy = POLICIES[name](3, 9, of(name).params_of("policy"))
     if policy.needs_weights:  # in place of a trained network, which expects rejections here
         policy.net, policy.layer = lambda inputs: torch.full((3,), -9.0), "last"
         policy.read({"last": torch.zeros(3, 1, 2)})
@@ -137,7 +136,7 @@ TIERS, RANGES = {"policy": "acceptance_average"}, "expected ranges of rows that 
 
 def test_the_most_probable_token_can_stand_for_the_draft():
     params = {"least_drafts": 1, "confidence_of": "most_probable"}
-    policy = JointConfidence(2, 9, part_params(speculative(**params), "length_policy", NAME))
+    policy = JointConfidence(2, 9, speculative(policy=NAME, **params).params_of("policy"))
     policy.begin()
     logprobs = torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
     assert policy.stop(torch.tensor([0.1, 0.5]), logprobs).tolist() == [False, True]
@@ -155,7 +154,7 @@ def test_more_doubt_makes_shorter_chains():
 def average_of(**params):
     sampler = speculative(policy="acceptance_average", **params)
     policy = registry.get("length_policy", "acceptance_average")
-    return policy(2, 5, part_params(sampler, "length_policy", "acceptance_average"))
+    return policy(2, 5, sampler.params_of("policy"))
 
 
 def test_the_tier_follows_the_average_of_each_row():

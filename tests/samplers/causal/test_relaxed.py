@@ -19,7 +19,7 @@ from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
-from gen.samplers.verifiers.base import Token
+from gen.samplers.verifiers.base import TOKEN, Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -393,11 +393,15 @@ def test_the_next_iterate_is_exact_whatever_the_verifier(coupling):
 
 
 def test_control_the_next_iterate_is_kept_by_relaxed_coins(monkeypatch):
-    monkeypatch.setattr(
-        registry.get("coupling", "maximal"),
-        "_exact",
-        lambda self, step, proposal, past, kept, *rest: kept,
-    )
+    maximal = registry.get("coupling", "maximal")
+    redraft = maximal.redraft
+
+    def relaxed(self, step, draft, past, kept, chance, following):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(TOKEN), "chance", lambda *_: chance)  # taken for the exact one
+            return redraft(self, step, draft, past, kept, chance, following)
+
+    monkeypatch.setattr(maximal, "redraft", relaxed)
     assert never_the_first("maximal") > WRONG
 
 
