@@ -33,6 +33,9 @@ on top of that; the row stays in that block until the remasker stops asking.
 A token space with an automaton (``gen.contracts.constraint``): log-probabilities are those of the
 tokens that may stand at each position, and what a step commits is checked one position after the
 other (``gen.samplers.masked.constrained``).
+
+The host reads one tensor per step: which rows are done. Where no part reads more, and the model's
+forward passes are recorded, so are whole steps, which are replayed (``recorded_steps``).
 """
 
 from __future__ import annotations
@@ -140,7 +143,7 @@ def change_canvas(run: MaskedRun, step: MaskedStep) -> tuple[CanvasChange, Tenso
     revision = remask(run, step, selected)  # 7. remask
     change = commit(run, step, selected, revision)  # 8. commit
     change, stopped = stop(run, step, change)  # 9. stop
-    return change, outcome(run, step, change, revision, stopped)
+    return change, outcome_for_host(run, step, change, revision, stopped)
 
 
 @dataclass
@@ -502,7 +505,7 @@ def record(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> None:
         recorder.add_trace(item, window, [], committed, removed)
 
 
-def outcome(
+def outcome_for_host(
     run: MaskedRun, step: MaskedStep, change: CanvasChange, revision: Revision, stopped: Tensor
 ) -> Tensor:
     """Find the rows that are done, and committed tokens that came from no distribution: see
