@@ -465,7 +465,10 @@ def registry_order(name: str, grid: tuple[int, ...]) -> list[int]:
     else."""
     positions = torch.arange(math.prod(grid))[None]
     now = SimpleNamespace(
-        positions=positions, rows=positions[0, :1], space=SimpleNamespace(grid=grid)
+        positions=positions,
+        rows=positions[0, :1],
+        space=SimpleNamespace(grid=grid),
+        constant=lambda name, make: torch.as_tensor(make()),
     )
     score = registry.get("order", name)(now)
     return score[0].argsort(descending=True).tolist()

@@ -27,9 +27,10 @@ STEPS += [
     for name, init in registry.table("initialiser").items()
     if init.guesses and name != "uniform"
 ]
-TABLES = ["prompt_lookup", "suffix", "token_recycling", "aded", "stand", "input_copy"]
+TABLES = ["prompt_lookup", "suffix", "token_recycling", "aded", "stand"]
 STAND = {"name": "speculative", "drafter": "stand"}
 TREES = [
+    STAND | {"drafter": "input_copy", "verifier": "follow"},
     *TABLES,
     STAND | {"verifier": "token", "num_speculative_tokens": 3},
     STAND | {"verifier": "block", "num_speculative_tokens": 3},
