@@ -138,7 +138,7 @@ def spec_of(text: str) -> dict[str, Any]:
     return {"name": name, **{k: safe_load(v) for k, v in (s.split("=", 1) for s in settings)}}
 
 
-def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
+def serves(pipe: Any, spec: Any, sampling: dict[str, Any] | None) -> bool:
     """Return True if the pipeline has the models for a sampler."""
     try:
         sampler = resolve_sampler(spec, sampling)[0]
