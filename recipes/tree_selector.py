@@ -43,7 +43,7 @@ from gen.recipes.drafters.data import held_out_prompts, training_prompts
 from gen.recipes.drafters.table import measured
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import NodeDrafter, TreeBuilder
-from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.causal_loop import CausalRun
 from gen.samplers.engine.draft import WITH_REPLACEMENT, Draft
 from gen.samplers.engine.rows import RowState
 
@@ -255,7 +255,9 @@ def recorded(
         made = sampler.make_drafter(prepared.target, draft)
         recorder = RecordingDrafter(made, prepared.target, actions, seed=first)
         rng = CounterRNG([7_000_000 + first + row for row in range(len(some))])
-        decode_causal(prepared.target, rng, recorder)
+        run = CausalRun(prepared.target, rng, recorder)
+        while not run.is_over:
+            run.step()
         features += recorder.features
         tokens += recorder.tokens
     return Rounds(torch.cat(features), torch.cat(tokens))

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.samplers.engine.causal_loop import Drafter
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 
 

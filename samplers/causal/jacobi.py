@@ -27,7 +27,7 @@ from gen.samplers.causal.drafters.layer_skip import EarlyExitParams, LayerSkipPa
 from gen.samplers.causal.drafters.model import draft_model
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import CausalSampler
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.window import AUTO, AutoWidth, width_of
 from gen.samplers.verifiers.base import Token

@@ -44,8 +44,7 @@ from gen.core.registry import register
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.mask_tokens import learned_mask, require_plain_history
-from gen.samplers.engine.causal_loop import RAW_LOGPROBS, Drafter
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import RAW_LOGPROBS, CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState

@@ -17,6 +17,7 @@ position holds the eos token, and is filled without a forward pass.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from gen.core.errors import unknown
 from gen.core.rng import RNG
+from gen.core.sampler import Callback, Sampler
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
@@ -37,6 +39,7 @@ from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
 from gen.samplers.engine.outcome import Outcome
+from gen.samplers.engine.outputs import ITEM
 from gen.samplers.engine.rows import BatchSlots, RowOwner, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.step import Computed, compute
@@ -102,29 +105,6 @@ class Drafter(RowOwner):
         """
 
 
-def decode_causal(
-    target: CausalTarget,
-    rng: RNG,
-    drafter: Drafter,
-    *,
-    trace: bool = False,
-    callback: Callable | None = None,
-) -> SampleOutput:
-    """Decode every item of a target.
-
-    Args:
-        target: model, prompts and sampling parameters of N items.
-        rng: source of every random decision.
-        drafter: the method.
-        trace: whether to record every step.
-        callback: called after every step with its number, the tokens and which are known.
-    """
-    run = CausalRun(target, rng, drafter, trace, callback)
-    while not run.is_over:
-        run.step()
-    return run.output()
-
-
 def check_needs(drafter: Drafter, target: CausalTarget) -> None:
     """Ask the target for what a method needs beyond log-probabilities.
 
@@ -144,7 +124,12 @@ def check_needs(drafter: Drafter, target: CausalTarget) -> None:
 class CausalRun(SteppableRun):
     """Rows of a causal loop: their tokens, how far each is, and the phases of a step.
 
-    Arguments are those of ``decode_causal``.
+    Args:
+        target: model, prompts and sampling parameters of N items.
+        rng: source of every random decision.
+        drafter: the method.
+        trace: whether to record every step.
+        callback: called after every step with its number, the tokens and which are known.
 
     Attributes:
         bound: position before which rows wait for others (``advance``), or that of each item, int64
@@ -164,7 +149,7 @@ class CausalRun(SteppableRun):
         target: CausalTarget,
         rng: RNG,
         drafter: Drafter,
-        trace: bool,
+        trace: bool = False,
         callback: Callable | None = None,
     ):
         check_needs(drafter, target)
@@ -510,3 +495,44 @@ class CausalRun(SteppableRun):
             return
         self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
         self.last = change.follow(self.last)
+
+
+class CausalSampler(Sampler):
+    """Sampler that runs the causal loop (``gen.samplers.engine.causal_loop``)."""
+
+    protocol = "causal"
+
+    @property
+    def opens(self) -> bool:
+        """True where no item learns from finished ones (``scope: call``)."""
+        return vars(self).get("scope", ITEM) == ITEM
+
+    @abstractmethod
+    def make_drafter(self, target: Any, draft: Any) -> Drafter:
+        """Make the drafter of one call.
+
+        Args:
+            target: causal target of the items, of tokens or of latents.
+            draft: target of the draft model, or of each where there are several; None without one.
+
+        Raises:
+            GenError: the target or the draft does not fit the parameters.
+        """
+
+    def __call__(
+        self,
+        target,
+        rng: RNG,
+        *,
+        draft=None,
+        canvas=None,
+        trace: bool = False,
+        callback: Callback | None = None,
+    ) -> SampleOutput:
+        run = CausalRun(target, rng, self.make_drafter(target, draft), trace, callback)
+        while not run.is_over:
+            run.step()
+        return run.output()
+
+    def begin(self, target, rng: RNG, *, draft=None, canvas=None, trace: bool = False) -> CausalRun:
+        return CausalRun(target, rng, self.make_drafter(target, draft), trace)

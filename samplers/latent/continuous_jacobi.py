@@ -37,7 +37,7 @@ from gen.core.params import number, param
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
 from gen.models.targets.base import StepOutput
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep

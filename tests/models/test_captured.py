@@ -30,7 +30,7 @@ ROWS = 5
 JACOBI = {"name": "speculative_jacobi", "window": 6}
 MASKED = ["maskgit", "halton", "freedave", "fast_dllm"]
 QUICK = ["autoregressive", JACOBI, "sjd_pac", "suffix", "token_recycling"]  # the last three: trees
-GROWING = ["suffix"]  # whose trees grow, and their memory once
+GROWING = ["suffix", "token_recycling"]  # whose trees grow, and their memory once
 
 
 def decode(net, spec, captured: Captured | None, rows: int = ROWS, seed: int = 0):

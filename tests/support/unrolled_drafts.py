@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from decoding import decode_causal
 from trained_drafters import LAST, LENGTHS, NET, PROMPTS, target
 
 from gen.core.registry import registry
@@ -11,7 +12,6 @@ from gen.models.nets.draft_heads.entries import EntryLayer, last_tokens
 from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import NodeDrafter
-from gen.samplers.engine.causal_loop import decode_causal
 
 LENGTH = 7
 

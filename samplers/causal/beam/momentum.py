@@ -28,8 +28,7 @@ from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.beam.base import DeterministicSampler
-from gen.samplers.engine.causal_loop import Drafter
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.hypotheses import first_largest
 

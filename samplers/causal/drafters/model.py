@@ -37,8 +37,7 @@ from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import facts_of_model
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
-from gen.samplers.engine.causal_loop import Drafter
-from gen.samplers.engine.causal_sampler import CausalSampler
+from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device

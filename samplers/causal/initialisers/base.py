@@ -125,9 +125,9 @@ class Uniform(Initialiser):
 
     def fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
-        return Draft(self.draw(entering, "token"), entering.active, logq)
+        return Draft(self._draw(entering, "token"), entering.active, logq)
 
-    def draw(self, entering: Entering, purpose: str) -> Tensor:
+    def _draw(self, entering: Entering, purpose: str) -> Tensor:
         """Draw tokens [b, n] with the noise of their positions."""
         step, active, at = entering.step, entering.active, entering.positions
         logq = self.logq(at, torch.float32).expand(*at.shape, -1)
@@ -147,7 +147,7 @@ class Random(Uniform):
     """A uniform token, judged as if it were certain."""
 
     def fill(self, entering):
-        return Draft(self.draw(entering, "initial"), entering.active)
+        return Draft(self._draw(entering, "initial"), entering.active)
 
 
 @register("initialiser", "repeat")

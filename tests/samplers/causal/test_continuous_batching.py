@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from decoding import decode_causal
 from small_llama import small_llama
 from tabular import PROMPTS, TabularCausal, causal_target
 
@@ -17,7 +18,6 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
 from gen.samplers.causal.autoregressive import _NoDrafts
-from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.rows import RowState, RowStore, SlotChange
 
 V, T, N = 24, 12, 11
@@ -167,10 +167,10 @@ def test_a_drafter_that_declares_its_state_begins_anew_by_itself(declared):
     of = target(NETS[0], SamplingParams(), False)
     of.at_most(4)
     if declared:
-        loop.decode_causal(of, CounterRNG(range(N)), Own(4))
+        decode_causal(of, CounterRNG(range(N)), Own(4))
         return
     with pytest.raises(AssertionError):
-        loop.decode_causal(of, CounterRNG(range(N)), Own(4))
+        decode_causal(of, CounterRNG(range(N)), Own(4))
 
 
 def test_a_pipeline_makes_the_same_media_whatever_the_batch_size():

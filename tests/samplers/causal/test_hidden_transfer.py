@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from decoding import decode_causal
 from trained_drafters import DEPTH, PROMPTS, network, scrambled, target
 
 from gen.core.errors import GenError
@@ -19,7 +20,6 @@ from gen.recipes.drafters.kind_hidden import HiddenOptions, HiddenTransfer
 from gen.samplers.causal.drafters.hidden_transfer import Hidden
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import decode_causal
 
 IDS, LENGTH, WRONG = 20, 12, 1e-3
 

@@ -8,7 +8,6 @@ takes the ways that it takes there; that these lead to the same tokens is assert
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -32,7 +31,8 @@ from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.drafters.pearl import PearlDrafter
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 from gen.samplers.causal.shapes.builder import NodeDrafter
-from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine import causal_loop
+from gen.samplers.engine.causal_loop import CausalRun, Drafter
 from gen.samplers.engine.outcome import Columns
 from gen.samplers.verifiers import base as verifiers
 
@@ -238,18 +238,12 @@ def watched(monkeypatch, spec: dict, space: TokenSpace | None, asks: bool = Fals
     watches. ``asks``: whether it may wait once the outcome of a round is known."""
     plain, seen = decoded(spec, space), []
 
-    def watching(target, rng, drafter, **more):
+    def watching(target, rng, drafter, *more):
         seen.append(Watched(drafter))
-        return decode_causal(target, rng, seen[-1], **more)
+        return CausalRun(target, rng, seen[-1], *more)
 
     with monkeypatch.context() as patched:
-        for name, module in list(sys.modules.items()):
-            if (
-                name.startswith("gen.samplers.")
-                and getattr(module, "decode_causal", None) is decode_causal
-                and name != decode_causal.__module__
-            ):
-                patched.setattr(module, "decode_causal", watching)
+        patched.setattr(causal_loop, "CausalRun", watching)
         found = decoded(spec, space)
     assert torch.equal(plain[0], found[0]) and plain[1:] == found[1:], (
         "on a device it would go another way"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from decoding import decode_causal
 from trained_drafters import DEPTH, KINDS, LENGTHS, PROMPTS, network, scrambled, target
 
 from gen.core.errors import GenError
@@ -18,7 +19,6 @@ from gen.recipes.drafters.kind_longspec import LongSpecKind, LongSpecOptions
 from gen.samplers.causal.drafters.longspec import LongSpec
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import decode_causal
 
 IDS, LENGTH, WRONG = 20, 9, 1e-3
 WINDOW = KINDS["longspec"][2]["window"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from decoding import decode_causal
 from enumeration import distance, enumerate_distribution
 
 from gen.core.errors import GenError
@@ -21,7 +22,7 @@ from gen.models.load.transformers_compat import CACHE_NAME
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.grid_models import Run, Shape, new_lm
 from gen.samplers.causal.drafters.one_pass import GroupNodes, OnePassDrafter
-from gen.samplers.engine.causal_loop import CausalRun, decode_causal
+from gen.samplers.engine.causal_loop import CausalRun
 from gen.samplers.verifiers.base import Token
 
 LENGTH, PREFIX, IDS = 4, 2, 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from decoding import decode_causal
 from enumeration import distance, enumerate_distribution
 from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target, space_of
 from torch import Tensor
@@ -16,7 +17,6 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
-from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers.base import TOKEN, Token

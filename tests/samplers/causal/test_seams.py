@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from decoding import decode_causal
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
@@ -17,7 +18,6 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.autoregressive import _NoDrafts
-from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.draft import tree_positions
 from gen.samplers.engine.rows import BatchSlots, RowStore
 

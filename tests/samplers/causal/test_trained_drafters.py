@@ -12,6 +12,7 @@ import math
 
 import pytest
 import torch
+from decoding import decode_causal
 from enumeration import distance, enumerate_distribution
 from trained_drafters import (
     DEPTH,
@@ -38,7 +39,6 @@ from gen.models.targets.trained_drafters import projection
 from gen.samplers.causal.drafters.heads import HeadNodes
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
-from gen.samplers.engine.causal_loop import decode_causal
 
 EXACT, WRONG = 1e-12, 1e-3
 VARIED = SamplingParams(temperature=3)

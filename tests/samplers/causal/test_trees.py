@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from constrained import with_end
+from decoding import decode_causal
 from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
@@ -15,7 +16,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 
 ITEMS, POSITIONS = 5, 11

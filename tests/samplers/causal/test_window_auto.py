@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from decoding import decode_causal
 from enumeration import distance, enumerate_distribution
 from tabular import TabularCausal, causal_distribution, causal_target
 
@@ -22,7 +23,6 @@ from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine import window as auto_width
-from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import LADDER, AutoWidth, Widths
 from gen.samplers.verifiers.base import TOKEN
 
