@@ -192,7 +192,8 @@ class MaskedStep:
         """Return numbers that are the same in every step as a tensor; a run makes them once, and
         copies them to the device once."""
         if name not in self.constants:
-            self.constants[name] = torch.as_tensor(make(), device=self.rows.device)
+            made = torch.as_tensor(make()).to(self.rows.device, non_blocking=True)
+            self.constants[name] = made
         return self.constants[name]
 
     # --- canvas view
