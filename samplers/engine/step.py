@@ -6,7 +6,8 @@
 
 What rows the step has, and what becomes of the verdict, is the host's business
 (``gen.samplers.engine.causal_loop``). Where the drafter reads no value on the host
-(``Drafter.captures``), a step is recorded once and replayed (``gen.samplers.engine.captured``).
+(``Drafter.captures``), a step is recorded once and replayed
+(``gen.samplers.engine.captured_step``).
 """
 
 from __future__ import annotations
