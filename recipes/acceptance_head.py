@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.models.nets.draft_heads.predictors import (
+from gen.models.draft_heads.predictors import (
     AcceptanceNet,
     acceptance_inputs,
     acceptance_label,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gen.core.rng import CounterRNG
-from gen.models.nets.draft_heads.predictors import (
+from gen.models.draft_heads.predictors import (
     HISTORY,
     Action,
     SelectorNet,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
+from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over

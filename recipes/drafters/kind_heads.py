@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.draft_models import require_one_width
-from gen.models.nets.draft_heads.heads import TRUNKS, MedusaHeads, hydra_of
-from gen.models.nets.draft_heads.trunks import ENTRY_TRUNKS
+from gen.models.draft_heads.heads import TRUNKS, MedusaHeads, hydra_of
+from gen.models.draft_heads.trunks import ENTRY_TRUNKS
 from gen.models.targets.trained_drafters import projection
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher

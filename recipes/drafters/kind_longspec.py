@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.models.adapters.draft_models import longspec_shape
 from gen.models.adapters.layer_calls import KeysValues, LayerCache, call_layer, decoder_layers
-from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
+from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.models.nets.draft_heads.entries import last_tokens
+from gen.models.draft_heads.entries import last_tokens
 from gen.recipes.drafters.base import Net
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_exit import sequence_states

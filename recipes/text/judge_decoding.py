@@ -31,7 +31,7 @@ from torch import Tensor
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.small_language import draw_conditions
 from gen.modalities.text import tasks as text_tasks
-from gen.models.nets.draft_heads.predictors import probe_inputs
+from gen.models.draft_heads.predictors import probe_inputs
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, target_digest
 from gen.models.targets.trained_predictors import Probe

@@ -17,7 +17,7 @@ from trained_drafters import DEPTH, KINDS, network, scrambled, target
 from unrolled_drafts import nodes_of, noted
 
 from gen.core.errors import GenError
-from gen.models.nets.draft_heads.entries import later
+from gen.models.draft_heads.entries import later
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.kind_heads import Hydra, HydraOptions
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe

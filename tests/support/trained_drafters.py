@@ -19,8 +19,8 @@ from gen.models.adapters.draft_models import (
     routers_of,
 )
 from gen.models.adapters.language_models import CausalLM
-from gen.models.nets.draft_heads.heads import MedusaHeads, hydra_of
-from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
+from gen.models.draft_heads.heads import MedusaHeads, hydra_of
+from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import DrafterFacts, projection, write_drafter
 from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network

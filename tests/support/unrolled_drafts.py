@@ -8,7 +8,7 @@ from trained_drafters import LAST, LENGTHS, NET, PROMPTS, target
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
-from gen.models.nets.draft_heads.entries import EntryLayer, last_tokens
+from gen.models.draft_heads.entries import EntryLayer, last_tokens
 from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.builder import NodeDrafter

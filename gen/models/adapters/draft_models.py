@@ -16,9 +16,9 @@ from gen.models.adapters.layer_calls import decoder_layers
 from gen.models.adapters.layer_plans import keep_layers, kept_layers, layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
 from gen.models.adapters.wrapped_layers import WrappedLayer, with_wrapped
+from gen.models.draft_heads.layer_maps import Corrections, Repairs, Routers, TransferMaps
+from gen.models.draft_heads.longspec import LongSpecShape
 from gen.models.load.locate import config_field
-from gen.models.nets.draft_heads.layer_maps import Corrections, Repairs, Routers, TransferMaps
-from gen.models.nets.draft_heads.longspec import LongSpecShape
 
 NORM = "model.norm"
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gen.models.adapters.layer_plans import layers_of, replaced
 from gen.models.adapters.protocols import SharedModel
-from gen.models.nets.draft_heads.layer_maps import LowRank
+from gen.models.draft_heads.layer_maps import LowRank
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
+from gen.models.draft_heads.predictors import AcceptanceNet, Action, SelectorNet
 from gen.models.load.locate import read_config, readable, zoo
-from gen.models.nets.draft_heads.predictors import AcceptanceNet, Action, SelectorNet
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import require_trained_for, target_digest
 from gen.models.targets.trained_drafters import DrafterFacts, read_drafter, read_facts

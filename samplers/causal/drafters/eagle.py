@@ -12,7 +12,7 @@ from __future__ import annotations
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.models.nets.draft_heads.eagle import EagleLayer, EagleShape
+from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.heads import EntryNodes
 

@@ -4,7 +4,7 @@
                the way. A head of depth k gives the token k + 1 positions behind the last committed
                one. The state of a row is that of the accepted branch alone, so that trees need no
                second pass
-    entries    a layer (``gen.models.nets.draft_heads.entries``) attends to entries of all committed
+    entries    a layer (``gen.models.draft_heads.entries``) attends to entries of all committed
                tokens, made after every forward pass of the target of its hidden states and
                of the tokens behind them. From the last entry the layer drafts the next token, and
                from every draft the one behind it, each at the cost of one pass of the one layer.
@@ -28,8 +28,8 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.layer_calls import KeysValues
-from gen.models.nets.draft_heads.entries import Entries, EntryLayer, attention
-from gen.models.nets.draft_heads.heads import DraftHeads
+from gen.models.draft_heads.entries import Entries, EntryLayer, attention
+from gen.models.draft_heads.heads import DraftHeads
 from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import language_model, projection, unfiltered

@@ -22,8 +22,8 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
-from gen.models.nets.draft_heads.entries import EntryLayer
-from gen.models.nets.draft_heads.heads import hydra_of
+from gen.models.draft_heads.entries import EntryLayer
+from gen.models.draft_heads.heads import hydra_of
 from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
 from gen.samplers.causal.drafters.heads import EntryNodes, HeadNodes
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.models.adapters.layer_calls import KeysValues
-from gen.models.nets.draft_heads.longspec import LongSpecLayer, LongSpecShape
+from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.heads import StateNodes, with_drafts

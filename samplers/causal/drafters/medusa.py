@@ -14,7 +14,7 @@ Guarantee: that of the verifier, whatever the heads.
 from __future__ import annotations
 
 from gen.core.registry import register
-from gen.models.nets.draft_heads.heads import MedusaHeads
+from gen.models.draft_heads.heads import MedusaHeads
 from gen.models.targets.trained_drafters import checked_load, projection, read_drafter
 from gen.samplers.causal.drafters.heads import HeadNodes
 

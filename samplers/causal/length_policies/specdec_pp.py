@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from gen.core.errors import bad_value
 from gen.core.params import Params, integer, number, text
 from gen.core.registry import register
-from gen.models.nets.draft_heads.predictors import acceptance_inputs
+from gen.models.draft_heads.predictors import acceptance_inputs
 from gen.models.targets.trained_predictors import read_head
 from gen.samplers.causal.length_policies.policies import JointConfidence
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.params import Params, number, text
 from gen.core.registry import register
-from gen.models.nets.draft_heads.predictors import (
+from gen.models.draft_heads.predictors import (
     HISTORY,
     Action,
     SelectorNet,

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from gen.core.method import method
 from gen.core.registry import register
-from gen.models.nets.draft_heads.predictors import probe_inputs
+from gen.models.draft_heads.predictors import probe_inputs
 from gen.models.targets.trained_predictors import Probe, embedded_probe
 from gen.samplers.verifiers.base import num_accepted
 from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp

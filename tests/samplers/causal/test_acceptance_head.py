@@ -13,7 +13,7 @@ from tabular import space_of
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.nets.draft_heads.predictors import (
+from gen.models.draft_heads.predictors import (
     LEAST,
     AcceptanceNet,
     acceptance_inputs,

@@ -18,7 +18,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.models.nets.draft_heads import eagle
+from gen.models.draft_heads import eagle
 from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.shapes.builder import NodeDrafter

@@ -14,7 +14,7 @@ from trained_drafters import DEPTH, PROMPTS, network, scrambled, target
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
-from gen.models.nets.draft_heads.layer_maps import TransferMaps
+from gen.models.draft_heads.layer_maps import TransferMaps
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_hidden import HiddenOptions, HiddenTransfer
 from gen.samplers.causal.drafters.hidden_transfer import Hidden

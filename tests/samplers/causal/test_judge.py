@@ -13,7 +13,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.modalities.text import tasks as text_tasks
-from gen.models.nets.draft_heads.predictors import LEAST, probe_inputs
+from gen.models.draft_heads.predictors import LEAST, probe_inputs
 from gen.models.targets.identity import distribution_of, target_digest
 from gen.models.targets.trained_predictors import Probe
 from gen.pipeline.pipeline import Pipeline

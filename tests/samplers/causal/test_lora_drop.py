@@ -30,7 +30,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.draft_models import DroppedLayer, dropped_layers, dropping_model
 from gen.models.adapters.language_models import CausalLM
-from gen.models.nets.draft_heads.layer_maps import Corrections
+from gen.models.draft_heads.layer_maps import Corrections
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.draft import tree_positions
 

@@ -25,7 +25,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.draft_models import RoutedLayer, openness, routed_model
 from gen.models.adapters.language_models import CausalLM
-from gen.models.nets.draft_heads.layer_maps import Routers
+from gen.models.draft_heads.layer_maps import Routers
 from gen.models.targets.causal import CausalTarget
 
 LENGTH, LAYERS, WRONG = 8, 4, 1e-3

@@ -23,7 +23,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.models.nets.draft_heads.predictors import FEATURES, SelectorNet, times_of
+from gen.models.draft_heads.predictors import FEATURES, SelectorNet, times_of
 from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.models.targets.trained_predictors import COSTS, SELECTOR, selector_facts
 from gen.pipeline.pipeline import load

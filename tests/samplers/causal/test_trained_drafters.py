@@ -34,7 +34,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.draft_models import exit_layer, exit_model
-from gen.models.nets.draft_heads.heads import MedusaHeads
+from gen.models.draft_heads.heads import MedusaHeads
 from gen.models.targets.trained_drafters import projection
 from gen.samplers.causal.drafters.heads import HeadNodes
 from gen.samplers.causal.shapes.builder import NodeDrafter

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.models.nets.draft_heads.trunks import ENTRY_TRUNKS, ChimeraLayer, CloverLayer
+from gen.models.draft_heads.trunks import ENTRY_TRUNKS, ChimeraLayer, CloverLayer
 
 
 class DraftHeads(Protocol):

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.models.nets.draft_heads.entries import (
+from gen.models.draft_heads.entries import (
     Entries,
     EntryLayer,
     TransformerBlock,

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.models.nets.draft_heads.entries import Entries, EntryLayer, rotated_entries
+from gen.models.draft_heads.entries import Entries, EntryLayer, rotated_entries
 
 HEAD = 32  # channels of an attention head
 
