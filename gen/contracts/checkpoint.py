@@ -27,6 +27,7 @@ from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 from gen.models.load.generation_config import GENERATION
 from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.gguf import GgufFile
@@ -434,6 +435,11 @@ class Checkpoint(ABC):
         """Return the class that serves one of the modalities: this one, or another of the family
         where their prompts and options have nothing in common."""
         return cls
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """Format in which answers call functions; None where conversations take no tools."""
+        return None
 
     @classmethod
     @abstractmethod
