@@ -36,15 +36,15 @@ class ToolCalls(ConstraintKind):
     Attributes:
         tools: the functions, as chat templates take them.
         format: name of the format that calls are written in.
-        choice: ``auto`` (a text, and calls behind it or none), ``required`` (calls alone), or the
+        call: ``auto`` (a text, and calls behind it or none), ``required`` (calls alone), or the
             name of the function that is called.
         parallel: there may be several calls.
-        text: JSON schema of a text without calls, where the choice is ``auto``; None for any text.
+        text: JSON schema of a text without calls, where the call is ``auto``; None for any text.
     """
 
     tools: Sequence[Any]
     format: str = DEFAULT.name
-    choice: str = AUTO
+    call: str = AUTO
     parallel: bool = True
     text: Mapping[str, Any] | bool | None = None
 
@@ -55,13 +55,13 @@ class ToolCalls(ConstraintKind):
         functions = {t["function"]["name"]: t["function"] for t in read_tools(self.tools)}
         if not functions:
             raise bad_value("structured.tool_calls", self.tools, "at least one function")
-        if self.choice not in (AUTO, REQUIRED, *functions):
-            raise unknown("function", self.choice, (AUTO, REQUIRED, *functions))
-        named = self.choice not in (AUTO, REQUIRED)
-        called = [functions[self.choice]] if named else list(functions.values())
+        if self.call not in (AUTO, REQUIRED, *functions):
+            raise unknown("function", self.call, (AUTO, REQUIRED, *functions))
+        named = self.call not in (AUTO, REQUIRED)
+        called = [functions[self.call]] if named else list(functions.values())
         form = FORMATS[self.format]
         calls = _calls(form, called, self.parallel and not named)
-        if self.choice != AUTO:
+        if self.call != AUTO:
             return calls
         if self.text is not None:
             return union(schema_dfa(self.text), calls)
@@ -80,7 +80,7 @@ def _calls(form: ToolFormat, functions: Sequence[Mapping[str, Any]], parallel: b
 def _call(form: ToolFormat, function: Mapping[str, Any]) -> ByteDFA:
     """Return the objects of calls of a function. Raises ``GenError``."""
     name, given = function["name"], function.get("parameters")
-    schema = NO_PARAMETERS if not given else given
+    schema = given or NO_PARAMETERS
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise bad_value(f"parameters of function {name!r}", given, "a JSON schema of an object")
     try:

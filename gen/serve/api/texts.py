@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -17,18 +18,37 @@ from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.core.logprobs import ItemLogprobs, TokenLogprob
+from gen.core.tool_calls import Said
+from gen.core.versions import gen_version
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.serve.api.neutral import NeutralFields
+from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
 from gen.tokenizers.base.text_bytes import BROKEN
 
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
 TokenIds = Annotated[list[int], Field(max_length=100_000)]
 END = b"data: [DONE]\n\n"
+VALUE = {"$ref": "#/$defs/value"}
+ANY_OBJECT = {  # of response_format json_object
+    "type": "object",
+    "additionalProperties": VALUE,
+    "$defs": {
+        "value": {
+            "anyOf": [
+                {"type": ["string", "number", "boolean", "null"]},
+                {"type": "array", "items": VALUE},
+                {"type": "object", "additionalProperties": VALUE},
+            ]
+        }
+    },
+}
+DEEPEST_ANY = 5  # values of an object of any kind in each other
 
 
 class StreamOptions(Fields):
@@ -52,6 +72,20 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_schema", "json_object"]
     json_schema: JsonSchema | None = None
+
+    def schema_of(self) -> dict[str, Any] | None:
+        """Return the schema; None for any text. Raises ``ApiError`` where it is missing."""
+        if self.type == "json_object":
+            return ANY_OBJECT
+        if self.type == "text":
+            return None
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            message = (
+                f"response_format is {self.type!r} without a schema; expected"
+                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            )
+            raise ApiError(message, "response_format", "missing_parameter")
+        return self.json_schema.schema_
 
 
 class TextFields(SamplerFields):
@@ -103,7 +137,7 @@ class CompletionRequest(TextFields):
     suffix: Text | None = None
 
 
-class ChatRequest(TextFields):
+class ChatRequest(TextFields, NeutralFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
@@ -112,32 +146,39 @@ class ChatRequest(TextFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    store: bool | None = None
-    metadata: dict[str, Name] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        elif self.top_logprobs is not None:
+        elif self.top_logprobs:
             message = f"top_logprobs is {self.top_logprobs} without logprobs; expected logprobs"
             raise ApiError(message, "top_logprobs", "invalid_value")
-        if self.response_format is not None and self.response_format.type != "text":
-            values["structured"] = self._structured(self.response_format)
         return values
 
-    def _structured(self, form: ResponseFormat) -> dict[str, Any]:
-        """Return the rule of a response format. Raises ``ApiError``."""
+    def tool_use(self, modality: Modality) -> ToolUse | None:
+        """Return what the answer may call; None for nothing. Raises ``ApiError``."""
+        choice = chosen(self.tool_choice)
+        return ToolUse.of(modality, functions_of(self.tools), choice, self.parallel_tool_calls)
+
+    def rule(self, use: ToolUse | None) -> dict[str, Any]:
+        """Return the sampling parameter ``structured`` where tools or a response format ask for
+        one. Raises ``ApiError`` for two rules."""
+        form = self.response_format
+        schema = None if form is None else form.schema_of()
+        if schema is None and use is None:
+            return {}
+        param = "response_format" if use is None else "tools"
         if self.structured is not None:
-            message = "structured and response_format are both given; expected one of them"
-            raise ApiError(message, "response_format", "invalid_value")
-        if form.json_schema is None or form.json_schema.schema_ is None:
-            message = (
-                f"response_format is {form.type!r} without a schema; expected"
-                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
-            )
-            raise ApiError(message, "response_format", "invalid_value")
-        return {"json_schema": form.json_schema.schema_}
+            message = f"structured and {param} are both given; expected one of them"
+            raise ApiError(message, param, "invalid_value")
+        if use is not None:
+            return {"structured": use.rule(schema)}
+        depth = {"max_depth": DEEPEST_ANY} if schema is ANY_OBJECT else {}
+        return {"structured": {"json_schema": schema, **depth}}
 
 
 def text_router(calls: Calls) -> APIRouter:
@@ -156,7 +197,7 @@ def text_router(calls: Calls) -> APIRouter:
         calls.served(body.model, ("text",), "/v1/chat/completions")
         pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
         wanted = await run_in_threadpool(wanted_chat, body, pipe.modality)
-        return await _answer(calls, body, wanted, request, Chats())
+        return await _answer(calls, body, wanted, request, Chats(body.tool_use(pipe.modality)))
 
     return router
 
@@ -190,8 +231,10 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     Raises:
         ApiError: the model takes no such conversation.
     """
-    condition = condition_of(body.messages, "messages" in modality.accepts)
-    limits = body.limits("max_tokens", "max_completion_tokens")
+    use = body.tool_use(modality)
+    tools = () if use is None else use.tools
+    condition = condition_of(body.messages, "messages" in modality.accepts, tools)
+    limits = body.limits("max_tokens", "max_completion_tokens") | body.rule(use)
     return Wanted.of(
         body,
         body.model,
@@ -208,17 +251,17 @@ class Completions:
 
     name, prefix = "text_completion", "cmpl"
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """Return what a choice says of its text."""
-        return {"text": text}
+    def head(self) -> dict[str, Any]:
+        """Return what every response says beside its choices."""
+        return {"system_fingerprint": f"gen-{gen_version()}"}
 
-    def first(self) -> dict[str, Any] | None:
-        """Return what a choice of a stream says before its text."""
-        return None
+    def whole(self, text: str, reason: str) -> dict[str, Any]:
+        """Return what a choice says of its text, and of the reason that it ended."""
+        return {"text": text, "finish_reason": reason}
 
-    def part(self, text: str) -> dict[str, Any]:
-        """Return what a choice of a stream says of a part of its text."""
-        return {"text": text}
+    def stream(self) -> TextParts:
+        """Return what writes the parts of a choice of a stream."""
+        return TextParts()
 
     def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
         """Return log-probabilities of the tokens of a choice.
@@ -236,19 +279,48 @@ class Completions:
         }
 
 
+class TextParts:
+    """Writer of the parts of one choice of ``/v1/completions``."""
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return what comes before the text."""
+        return []
+
+    def part(self, text: str) -> list[dict[str, Any]]:
+        """Return what comes of a part of the text."""
+        return [{"text": text}]
+
+    def last(self, reason: str) -> list[dict[str, Any]]:
+        """Return what comes at the end; the last one has the reason that the text ended."""
+        return [{"text": "", "finish_reason": reason}]
+
+
 class Chats(Completions):
-    """Shape of the responses of ``/v1/chat/completions``."""
+    """Shape of the responses of ``/v1/chat/completions``.
+
+    Args:
+        use: what answers may call; None for nothing.
+    """
 
     name, prefix = "chat.completion", "chatcmpl"
 
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def __init__(self, use: ToolUse | None = None):
+        self.use = use
 
-    def first(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+    def head(self) -> dict[str, Any]:
+        return {**super().head(), "service_tier": "default"}
 
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def whole(self, text: str, reason: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self.use is not None:
+            content, calls, is_whole = self.use.read(text)
+            if calls:
+                message |= {"content": content or None, "tool_calls": list(map(_called, calls))}
+                reason = "tool_calls" if is_whole else reason
+        return {"message": message, "finish_reason": reason}
+
+    def stream(self) -> TextParts:
+        return ChatParts() if self.use is None else CallParts(self.use)
 
     def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
         def said(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
@@ -265,6 +337,58 @@ class Chats(Completions):
                 own = said(t.text or "", t.text_bytes, t.logprob)
                 content.append({**own, "top_logprobs": top})
         return {"content": content, "refusal": None}
+
+
+class ChatParts(TextParts):
+    """Writer of the parts of one choice of ``/v1/chat/completions``."""
+
+    def first(self) -> list[dict[str, Any]]:
+        return [{"delta": {"role": "assistant", "content": "", "refusal": None}}]
+
+    def part(self, text: str) -> list[dict[str, Any]]:
+        return [{"delta": {"content": text}}]
+
+    def last(self, reason: str) -> list[dict[str, Any]]:
+        return [{"delta": {}, "finish_reason": reason}]
+
+
+class CallParts(ChatParts):
+    """Writer of the parts of one choice that may call functions.
+
+    Args:
+        use: the functions.
+    """
+
+    def __init__(self, use: ToolUse):
+        self.use, self.reader = use, use.reader()
+
+    def first(self) -> list[dict[str, Any]]:
+        return [{"delta": {"role": "assistant", "content": None, "refusal": None}}]
+
+    def part(self, text: str) -> list[dict[str, Any]]:
+        return [self._said(said) for said in self.reader.feed(text)]
+
+    def last(self, reason: str) -> list[dict[str, Any]]:
+        rest = [self._said(said) for said in self.reader.finish()]
+        is_called = self.reader.count and not self.reader.is_open
+        return rest + super().last("tool_calls" if is_called else reason)
+
+    def _said(self, said: Said) -> dict[str, Any]:
+        """Return the delta of a part of an answer."""
+        if said.call is None:
+            return {"delta": {"content": said.text}}
+        call: dict[str, Any] = {"index": said.call, "function": {"arguments": said.text}}
+        if said.name is not None:
+            call |= _called(
+                {"id": self.use.form.new_id(), "name": said.name, "arguments": said.text}
+            )
+        return {"delta": {"tool_calls": [call]}}
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as OpenAI's API shows it."""
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
@@ -303,6 +427,7 @@ async def _answer(
         "id": f"{shape.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": body.model,
+        **shape.head(),
     }
     if body.stream:
         call = await calls.start(wanted, stream=True)
@@ -317,8 +442,7 @@ async def _answer(
     choices = [
         {
             "index": i,
-            **shape.whole(text),
-            "finish_reason": finished[i],
+            **shape.whole(text, finished[i]),
             "logprobs": None if logprobs is None else shape.logprobs(logprobs[i], given),
             "gen": item_info(output, i),
         }
@@ -335,22 +459,27 @@ async def _events(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     nothing: dict[str, Any] = {"usage": None} if with_usage else {}
 
-    def said(i: int, what: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": i, **what, "finish_reason": reason, "logprobs": None, **more}
+    def said(i: int, what: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": i, "finish_reason": None, "logprobs": None, **what, **more}
         return event({**head, "choices": [choice], **nothing})
 
-    for i in range(len(call.ticket.request.items)):
-        if (opening := shape.first()) is not None:
+    writers = [shape.stream() for _ in call.ticket.request.items]
+    for i, writer in enumerate(writers):
+        for opening in writer.first():
             yield said(i, opening)
     async for chunk in call.chunks(first):
-        yield said(chunk.item.index, shape.part(chunk.media))
+        for part in writers[chunk.item.index].part(chunk.media):
+            yield said(chunk.item.index, part)
     output = await call.output()
     finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
         if output.logprobs is not None:
             more["logprobs"] = shape.logprobs(output.logprobs[i], len(body.prefix or ""))
-        yield said(i, shape.part(""), reason, **more)
+        *rest, last = writers[i].last(reason)
+        for part in rest:
+            yield said(i, part)
+        yield said(i, last, **more)
     if with_usage:
         counts = await run_in_threadpool(usage, call.calls, body, output)
         yield event({**head, "choices": [], "usage": counts})
@@ -358,7 +487,8 @@ async def _events(
 
 
 def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
-    """Return why each text ended: ``stop`` at an end or a stop text, or ``length``."""
+    """Return why each text ended: ``stop`` at an end, a stop text or the end of a structure, or
+    ``length``."""
     pipe = calls.engine.models.pipeline(body.model)
     _, binding, frontend = pipe.bound(output.model)
     ends = {*binding.space.ends, *output.sampling.stop_token_ids}
@@ -368,14 +498,43 @@ def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> l
             reasons.append("stop")
             continue
         text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)
-        reasons.append("stop" if any(s in text for s in output.sampling.stop) else "length")
+        is_over = any(s in text for s in output.sampling.stop)
+        is_over = is_over or (is_json(output.sampling.structured) and is_whole_json(text))
+        reasons.append("stop" if is_over else "length")
     return reasons
 
 
-def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, int]:
+def is_json(rule: Mapping[str, Any] | None) -> bool:
+    """Return whether a rule asks for JSON."""
+    return rule is not None and ("json_schema" in rule or rule.get("text") is not None)
+
+
+def is_whole_json(text: str) -> bool:
+    """Return whether a text is a JSON value."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, Any]:
     """Return the tokens of prompts, each counted once, and of outputs."""
     pipe = calls.engine.models.pipeline(body.model)
     firsts = output.items[:: body.n or 1]
     prompt = sum(pipe.prompt_lengths(firsts, output.spec))
     made = sum(stats.tokens for stats in output.stats)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return usage_of(prompt, made)
+
+
+def usage_of(prompt: int, made: int) -> dict[str, Any]:
+    """Return tokens of prompts and of outputs as OpenAI's API counts them."""
+    read = {"cached_tokens": 0, "audio_tokens": 0}
+    kinds = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": read,
+        "completion_tokens_details": {f"{kind}_tokens": 0 for kind in kinds},
+    }

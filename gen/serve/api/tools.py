@@ -127,7 +127,7 @@ class ToolUse:
         return {
             "tool_calls": list(self.tools),
             "format": self.form.name,
-            "choice": self.choice,
+            "call": self.choice,
             "parallel": self.parallel,
             **more,
         }
