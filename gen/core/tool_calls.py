@@ -86,6 +86,8 @@ FORMATS = {
         ),
     )
 }
+# tokens that are text wherever they come, though a tokenizer may call them special
+MARKERS = frozenset({"[TOOL_CALLS]", "<tool_call>", "</tool_call>"})
 DEFAULT = FORMATS["hermes"]  # of a template that takes no tools, or writes calls in another format
 
 

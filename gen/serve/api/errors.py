@@ -107,9 +107,11 @@ def of_validation(errors: RequestValidationError) -> ApiError:
     """Return the first error of a body, query or path that does not fit its schema."""
     error = errors.errors()[0]
     inner = error.get("ctx", {}).get("error")
-    if isinstance(inner, ApiError):
-        return inner
     param = _param_of(error)
+    if isinstance(inner, ApiError):
+        if param and inner.param:  # of an object inside of the body
+            inner.param = f"{param}.{inner.param}"
+        return inner
     if error["type"] == "json_invalid":
         return ApiError(f"the body is no JSON: {error['ctx']['error']}", None, "invalid_json")
     if error["type"] == "missing":
@@ -125,7 +127,8 @@ def of_validation(errors: RequestValidationError) -> ApiError:
 def _param_of(error: Mapping[str, Any]) -> str | None:
     """Return the parameter that pydantic's error is about, without the types that it tried."""
     parts = [str(part) for part in error["loc"][1:] if part not in TYPES]
-    return ".".join(part for part in parts if re.fullmatch(r"\w+", part)) or None
+    # members of unions are in the location too: classes, and types such as list[Part]
+    return ".".join(p for p in parts if re.fullmatch(r"\w+", p) and not p[0].isupper()) or None
 
 
 def of_http(error: HTTPException, path: str = "") -> ApiError:
