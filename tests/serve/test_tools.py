@@ -11,7 +11,18 @@ import jsonschema
 import openai
 import pytest
 from served import serving
-from tool_models import ADD, NOW, TEMPLATES, TOOLS, WEATHER, function, save_model
+from tool_models import (
+    ADD,
+    NOW,
+    SUM,
+    SUM_TASK,
+    TEMPLATES,
+    TOOLS,
+    WEATHER,
+    function,
+    save_agent,
+    save_model,
+)
 
 import gen
 
@@ -97,7 +108,7 @@ def test_a_stream_parser_reads_what_a_whole_answer_has(servers, model):
 
 
 def test_parallel_calls_may_be_forbidden(client):
-    how = {"model": "hermes", "messages": ASK, "tools": [NOW], "tool_choice": "required", "n": 16}
+    how = {"model": "hermes", "messages": ASK, "tools": [NOW], "tool_choice": "required", "n": 8}
     several = client.chat.completions.create(**how, seed=0)
     counts = {len(c.message.tool_calls) for c in several.choices}
     one = client.chat.completions.create(**how, seed=0, parallel_tool_calls=False)
@@ -174,7 +185,7 @@ WRONG = {
     "twice": ({"tools": [ADD, ADD]}, ("tools", "twice")),
     "custom": ({"tools": [{"type": "custom", "custom": {}}]}, ("tools.0.custom", "custom")),
     "no object": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        {"tools": [{**NOW, "function": {"name": "f", "parameters": {"type": "array"}}}]},
         ("tools", "JSON schema of an object"),
     ),
     "name": ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, ("tools.0", "a b")),
@@ -231,3 +242,34 @@ def test_turns_that_lack_something_are_one_error(server, case):
 def test_all_templates_are_tried():
     assert {*FORMATS, "no system turn"} == set(TEMPLATES)
     assert WEATHER in TOOLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_that_decides_itself_calls_three_times_and_answers(tmp_path, streamed):
+    pipe = gen.load("text", model=save_agent(tmp_path / "m"), device="cpu", max_new_tokens=160)
+    messages, calls = [{"role": "user", "content": SUM_TASK}], []
+    with serving(models={"m": pipe}) as server:
+        client = server.client()
+        how = {"model": "m", "messages": messages, "tools": [SUM], "temperature": 0}
+        for _ in range(4):
+            if streamed:
+                with client.chat.completions.stream(**how) as stream:
+                    choice = stream.get_final_completion().choices[0]
+            else:
+                choice = client.chat.completions.create(**how).choices[0]
+            messages.append(choice.message.model_dump())
+            if choice.finish_reason != "tool_calls":
+                break
+            for call in choice.message.tool_calls:
+                given = json.loads(call.function.arguments)
+                calls.append((call.function.name, given["a"], given["b"]))
+                result = str(given["a"] + given["b"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        assert calls == [("add", 1, 2), ("add", 3, 3), ("add", 6, 4)]
+        assert (choice.finish_reason, choice.message.content) == ("stop", "10")
+        # the control: where nothing may be called, the same conversation begins with no call
+        made = client.chat.completions.create(
+            **how | {"messages": messages[:1]}, tool_choice="none"
+        )
+        assert made.choices[0].message.tool_calls is None

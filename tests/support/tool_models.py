@@ -93,3 +93,42 @@ def save_model(folder: Path, template: str, seed: int = 0, positions: int = 4096
     save_quietly(LlamaForCausalLM(LlamaConfig(num_key_value_heads=1, **shape)), folder)
     save_quietly(tokenizer, folder)
     return folder
+
+
+SUM = function("add", a={"type": "integer"}, b={"type": "integer"})
+SUM_TASK = "add 1 2 3 4"
+
+
+def save_agent(folder: Path) -> Path:
+    """Save a small Llama that has learnt one conversation by heart: it adds four numbers by three
+    calls of ``SUM``, and then says the sum."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer, total = tokenizer_of("hermes"), 1
+    turns: list[dict[str, Any]] = [{"role": "user", "content": SUM_TASK}]
+    for number in (2, 3, 4):
+        call = {"function": {"name": "add", "arguments": {"a": total, "b": number}}}
+        turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        total += number
+        turns.append({"role": "tool", "content": str(total)})
+    turns.append({"role": "assistant", "content": str(total)})
+    text = tokenizer.apply_chat_template(turns, tools=[SUM], tokenize=False)
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    torch.manual_seed(0)
+    shape = tiny_checkpoints.SHAPE | {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    model = LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    save_quietly(model.eval(), folder)
+    save_quietly(tokenizer, folder)
+    return folder

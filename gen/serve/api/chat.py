@@ -13,6 +13,8 @@ from gen.serve.api.fields import Fields, Name, Text, only
 from gen.serve.api.media import given_bytes, given_image
 from gen.serve.api.tools import MOST_TOOLS
 
+READ = "What a client has read out of an answer; not used."
+
 
 class ImageUrl(Fields):
     """Image of a message."""
@@ -51,6 +53,7 @@ class CalledFunction(Fields):
 
     name: Name
     arguments: Text
+    parsed_arguments: Any = Field(None, description=READ)
 
 
 class ToolCall(Fields):
@@ -59,7 +62,7 @@ class ToolCall(Fields):
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Taken for compatibility; not used.")
+    index: int | None = Field(None, description=READ)
 
 
 class Message(Fields):
@@ -74,6 +77,7 @@ class Message(Fields):
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: dict[str, Any] | None = Field(None, max_length=0)
     function_call: dict[str, Any] | None = Field(None, max_length=0)
+    parsed: Any = Field(None, description=READ)
 
 
 def condition_of(
@@ -130,7 +134,8 @@ def _turn(message: Message, name: str, media: dict[str, list[Any]]) -> dict[str,
         content = [_part(part, f"{name}.content.{n}", media) for n, part in enumerate(content)]
     turn: dict[str, Any] = {"role": role, "content": content}
     if calls:
-        turn["tool_calls"] = [call.model_dump(exclude={"index"}) for call in calls]
+        unread = {"index": True, "function": {"parsed_arguments"}}
+        turn["tool_calls"] = [call.model_dump(exclude=unread) for call in calls]
     if role == "tool":
         turn["tool_call_id"] = message.tool_call_id
     return turn
