@@ -394,6 +394,7 @@ class Checkpoint(ABC):
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
+        tool_format: format in which answers call functions; None where they call none.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -414,6 +415,7 @@ class Checkpoint(ABC):
     settled: Mapping[str, Any] = {}
     reads: Reads
     ranks: Ranks | None = None
+    tool_format: ToolFormat | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -435,11 +437,6 @@ class Checkpoint(ABC):
         """Return the class that serves one of the modalities: this one, or another of the family
         where their prompts and options have nothing in common."""
         return cls
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """Format in which answers call functions; None where conversations take no tools."""
-        return None
 
     @classmethod
     @abstractmethod
