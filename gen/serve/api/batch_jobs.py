@@ -64,9 +64,7 @@ def _images(body: ImageRequest, modality: Any) -> Wanted:
 
 ENDPOINTS = {
     "/v1/images/generations": Endpoint(ImageRequest, ("image",), _images),
-    "/v1/completions": Endpoint(
-        CompletionRequest, ("text",), lambda body, modality: wanted_completion(body), True
-    ),
+    "/v1/completions": Endpoint(CompletionRequest, ("text",), wanted_completion, True),
     "/v1/chat/completions": Endpoint(ChatRequest, ("text",), wanted_chat, True),
     "/v1/audio/speech": Endpoint(SpeechRequest, ("audio",), wanted_speech),
     "/v1/motions": Endpoint(MotionRequest, ("motion",), wanted_motion),
@@ -234,6 +232,9 @@ def refuse_streams(body: Any, wanted: Wanted) -> None:
     fields = type(body).model_fields
     if ("stream" in fields and body.stream) or ("stream_format" in fields and body.stream_format):
         raise ApiError("a line of a batch cannot stream", "stream", "unsupported_value")
+    if wanted.compute is not None or (isinstance(body, CompletionRequest) and body.echo):
+        message = "a line of a batch cannot echo or score its prompt"
+        raise ApiError(message, "echo" if body.echo else "max_tokens", "unsupported_value")
     if wanted.start != EditSpec(frames=wanted.start.frames):
         message = "a line of a batch cannot edit or continue media"
         raise ApiError(message, "prefix", "unsupported_value")

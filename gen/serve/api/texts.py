@@ -6,21 +6,24 @@ import secrets
 import time
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from math import isnan
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.pipeline.output import PipelineOutput
+from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
+from gen.serve.api.echo import Echo, known, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
 from gen.tokenizers.base.text_bytes import BROKEN
@@ -28,6 +31,7 @@ from gen.tokenizers.base.text_bytes import BROKEN
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
 TokenIds = Annotated[list[int], Field(max_length=100_000)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
 END = b"data: [DONE]\n\n"
 
 
@@ -95,12 +99,18 @@ class TextFields(SamplerFields):
 class CompletionRequest(TextFields):
     """Body of ``/v1/completions``."""
 
-    prompt: Prompts | TokenIds
-    max_tokens: int | None = None
+    prompt: Prompts | TokenIds | IdLists
+    max_tokens: int | None = Field(None, description="0 makes none, such as to score a prompt.")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
     suffix: Text | None = None
+
+    def echoed(self, pipe: Pipeline) -> Echo:
+        """Return the prompts that the texts begin with."""
+        if not self.echo:
+            return Echo()
+        return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
 
 class ChatRequest(TextFields):
@@ -146,9 +156,15 @@ def text_router(calls: Calls) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Write what follows a prompt, or answer it."""
+        """Write what follows a prompt, which goes into no chat template."""
         calls.served(body.model, ("text",), "/v1/completions")
-        return await _answer(calls, body, wanted_completion(body), request, Completions())
+        pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
+        wanted = await run_in_threadpool(wanted_completion, body, pipe.modality)
+        echo = await run_in_threadpool(body.echoed, pipe)
+        if body.echo and body.logprobs is not None:
+            scored = replace(wanted, n=1, compute=scoring(body.logprobs))
+            echo = replace(echo, logprobs=await calls.output(scored, request))
+        return await _answer(calls, body, wanted, request, Completions(echo))
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Any:
@@ -161,23 +177,26 @@ def text_router(calls: Calls) -> APIRouter:
     return router
 
 
-def wanted_completion(body: CompletionRequest) -> Wanted:
-    """Return what a body asks for. Raises ``ApiError`` for what no model of gen can do."""
-    only(body.echo, (False,), "echo", "an output holds no prompt")
+def wanted_completion(body: CompletionRequest, modality: Modality) -> Wanted:
+    """Return what a body asks for.
+
+    Args:
+        body: the body.
+        modality: modality of the model, as the model serves it.
+
+    Raises:
+        ApiError: no model of gen can do it.
+    """
     only(body.best_of, (body.n or 1,), "best_of", "samplers such as best_of search")
-    only(body.suffix, (), "suffix", "text is written from left to right")
-    prompts: list[Any]
-    if isinstance(body.prompt, str):
-        prompts = [body.prompt]
-    elif body.prompt and isinstance(body.prompt[0], int):
-        prompts = [Condition.of({"tokens": list(body.prompt)})]
-    else:
-        prompts = list(body.prompt)
-    if not prompts:
-        raise ApiError("prompt is []; expected at least one text", "prompt", "invalid_value")
-    limits = body.limits("max_tokens")
+    only(body.suffix, ("",), "suffix", "text is written from left to right")
+    if body.echo:
+        only(body.prefix, ("",), "prefix", "echo puts the prompt before the output")
+    prompts: list[Any] = [raw(prompt, modality) for prompt in listed(body.prompt)]
+    is_empty = body.max_tokens == 0
+    limits = {"max_new_tokens": 1} if is_empty else body.limits("max_tokens")
     start, n = body.start(), body.n or 1
-    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits)
+    compute = no_tokens if is_empty else None
+    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits, compute=compute)
 
 
 def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
@@ -204,17 +223,24 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
 
 
 class Completions:
-    """Shape of the responses of ``/v1/completions``."""
+    """Shape of the responses of ``/v1/completions``.
+
+    Args:
+        echo: prompts that texts begin with.
+    """
 
     name, prefix = "text_completion", "cmpl"
+
+    def __init__(self, echo: Echo | None = None):
+        self.echo = echo or Echo()
 
     def whole(self, text: str) -> dict[str, Any]:
         """Return what a choice says of its text."""
         return {"text": text}
 
-    def first(self) -> dict[str, Any] | None:
-        """Return what a choice of a stream says before its text."""
-        return None
+    def first(self, i: int) -> dict[str, Any] | None:
+        """Return what choice ``i`` of a stream says before its text."""
+        return self.part(self.echo.text(i)) if self.echo.texts else None
 
     def part(self, text: str) -> dict[str, Any]:
         """Return what a choice of a stream says of a part of its text."""
@@ -230,8 +256,8 @@ class Completions:
         tokens = [token for token in found if token is not None]
         return {
             "tokens": [token.text or "" for token in tokens],
-            "token_logprobs": [_number(token.logprob) for token in tokens],
-            "top_logprobs": [_by_text(token) for token in tokens],
+            "token_logprobs": [known(token.logprob) for token in tokens],
+            "top_logprobs": [None if isnan(t.logprob) else _by_text(t) for t in tokens],
             "text_offset": _offsets(tokens, start),
         }
 
@@ -244,7 +270,7 @@ class Chats(Completions):
     def whole(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def first(self) -> dict[str, Any] | None:
+    def first(self, i: int) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, text: str) -> dict[str, Any]:
@@ -255,7 +281,7 @@ class Chats(Completions):
             if raw is None and BROKEN not in text:  # special tokens are spelt
                 raw = text.encode()
             numbers = None if raw is None else list(raw)
-            return {"token": text, "logprob": _number(logprob), "bytes": numbers}
+            return {"token": text, "logprob": known(logprob), "bytes": numbers}
 
         content = []
         for t in found:
@@ -273,7 +299,7 @@ def _by_text(token: TokenLogprob) -> dict[str, float]:
     taken, found = {token.text: token.token_id}, {}
     for text, (token_id, x) in zip(token.top_texts or (), token.top, strict=True):
         own = taken.setdefault(text, token_id) == token_id
-        found[text if own else f"token_id:{token_id}"] = _number(x)
+        found[text if own else f"token_id:{token_id}"] = known(x)
     return found
 
 
@@ -288,11 +314,6 @@ def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
         offsets.append(start if is_inside else start - 1)
         start += len(decoder.decode(raw[1:]))
     return offsets
-
-
-def _number(logprob: float) -> float:
-    """Return a log-probability that JSON can hold: -9999 stands for -inf, as in OpenAI's API."""
-    return max(logprob, -9999.0)
 
 
 async def _answer(
@@ -311,7 +332,7 @@ async def _answer(
         head = {**head, "object": named}
         return event_stream(_events(call, first, body, head, shape))
     only(body.stream_options, (), "stream_options", "nothing streams without stream")
-    output = await calls.output(wanted, request)
+    output = shape.echo.before(await calls.output(wanted, request))
     finished = await run_in_threadpool(_finish_reasons, calls, body, output)
     logprobs, given = output.logprobs, len(body.prefix or "")
     choices = [
@@ -340,11 +361,11 @@ async def _events(
         return event({**head, "choices": [choice], **nothing})
 
     for i in range(len(call.ticket.request.items)):
-        if (opening := shape.first()) is not None:
+        if (opening := shape.first(i)) is not None:
             yield said(i, opening)
     async for chunk in call.chunks(first):
         yield said(chunk.item.index, shape.part(chunk.media))
-    output = await call.output()
+    output = shape.echo.before(await call.output())
     finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
@@ -372,10 +393,10 @@ def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> l
     return reasons
 
 
-def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, int]:
+def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, Any]:
     """Return the tokens of prompts, each counted once, and of outputs."""
     pipe = calls.engine.models.pipeline(body.model)
     firsts = output.items[:: body.n or 1]
     prompt = sum(pipe.prompt_lengths(firsts, output.spec))
     made = sum(stats.tokens for stats in output.stats)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return usage_details(prompt, made)
