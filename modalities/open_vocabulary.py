@@ -60,6 +60,9 @@ class FreePrompts:
     def parse(self, condition: Condition) -> Any:
         return self.checkpoint.parse(condition)
 
+    def raw_ids(self, text: str) -> list[int] | None:
+        return self.checkpoint.raw_ids(text)
+
     def condition(self, prompt: str) -> Any:
         return self.checkpoint.condition(prompt)
 

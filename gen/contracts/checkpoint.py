@@ -462,6 +462,10 @@ class Checkpoint(ABC):
         condition.require(self.accepts, "the model", self.most)
         return self.condition(condition.text or "")
 
+    def raw_ids(self, text: str) -> list[int] | None:
+        """See ``Modality.raw_ids``."""
+        return None
+
     def condition(self, prompt: str) -> Any:
         """Parse a prompt to a typed condition. Raises ``GenError``."""
         text = prompt.strip()

@@ -134,6 +134,12 @@ class Modality(ABC):
         served = {key.rpartition("-")[2] for key in self.models}
         return next((part for part in condition.parts if part in served), "")
 
+    def raw_ids(self, text: str) -> list[int] | None:
+        """Return the token ids of a text that goes into no chat template and keeps the white space
+        around it; None where the models take no token ids. Raises ``GenError`` for a text without
+        tokens."""
+        return None
+
     @abstractmethod
     def condition(self, prompt: str) -> Any:
         """Return the typed condition that a text states; ``str()`` of it is the canonical prompt.

@@ -7,7 +7,8 @@
 Works whose model, sampler and token space agree share a lane. A lane has a batch that its items
 join and leave between forward passes (``gen.samplers.engine.open_batch``); one thread runs the
 forward passes of all lanes in turn. Works that cannot share a batch (searches, next-scale models,
-continuations, conditions with media ...) run whole in another thread. Two threads load models and
+continuations, conditions with media ...) run whole in another thread, as does what is computed of
+prompts without a sampler. Two threads load models and
 prepare requests, and one decodes media.
 
 An item has the tokens that it has in a call of its own, whatever else runs.
@@ -36,13 +37,15 @@ from gen.engine.ticket import (
     RUNNING,
     WAITING,
     Cancelled,
+    Compute,
     OnChunk,
     OnStep,
     QueueFull,
     Ticket,
 )
-from gen.engine.whole import make_whole
+from gen.engine.whole import Computation, make_whole
 from gen.engine.work import Work, work_of
+from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline, Prompts
 
 MOST_WAITING = 256
@@ -88,7 +91,7 @@ class Engine:
         self._lock = threading.Lock()
         self._to_prepare: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._whole: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._whole: queue.SimpleQueue[Work | Computation | None] = queue.SimpleQueue()
         self._prepared = threading.Semaphore(MOST_PREPARED)
         self._media = ThreadPoolExecutor(1, "gen-media")
         self._is_closed = False
@@ -114,6 +117,7 @@ class Engine:
         on_step: OnStep | None = None,
         partial_images: int = 0,
         deadline: float | None = None,
+        compute: Compute | None = None,
         **options: Any,
     ) -> Ticket:
         """Take a request; see ``Pipeline.__call__`` for what is not listed here.
@@ -131,18 +135,18 @@ class Engine:
             on_chunk: receiver of parts of media (``gen.pipeline.streaming``); None sends none.
             on_step: receiver of forward passes.
             partial_images: previews of each image that ``on_chunk`` gets.
-            deadline: seconds after which the request fails.
+            deadline: seconds after which it fails.
+            compute: what is computed instead of running the sampler.
             options: sampling parameters, and other names of arguments.
 
         Raises:
             GenError: anything that cannot be done.
             QueueFull: too many items wait.
         """
-        pipe = self.models.pipeline(model)
-        options = self.models.get(model).options_of(options)
+        pipe, options = self.models.pipeline(model), self.models.get(model).options_of(options)
         request = pipe.request(prompts, sampler, num_samples, seed, options)
         request = replace(request, start=start, previews=partial_images, trace=trace)
-        ticket = Ticket(model, request, on_chunk, on_step, deadline)
+        ticket = Ticket(model, request, on_chunk, on_step, deadline, compute)
         count = len(request.items)
         with self._lock:
             if self._is_closed:
@@ -203,6 +207,9 @@ class Engine:
             if refusal is None:
                 try:
                     pipe = self.models.pipeline(ticket.model)
+                    if ticket.compute is not None:
+                        self._whole.put(Computation(ticket, pipe))
+                        continue
                     work = work_of(ticket, pipe, self._media)
                     (self._whole if work.lane is None else self._inbox).put(work)
                     continue
@@ -216,21 +223,26 @@ class Engine:
     def _decode_whole(self) -> None:
         while (work := self._whole.get()) is not None:
             self._prepared.release()
-            ticket, count = work.ticket, len(work.keys)
+            ticket, count = work.ticket, len(work.ticket.request.items)
             self.stats.move(ticket, waiting=-count, running=count)
             ticket.state = RUNNING
             try:
                 refusal = ticket.refusal()
                 if refusal is not None:
                     raise refusal
-                output = make_whole(work, self.max_rows)
+                output = work.make() if isinstance(work, Computation) else self._made(work)
             except Exception as error:
                 ticket.finish(None, error)
                 continue
-            nfe = sum(stats.nfe for stats in output.stats)
-            tokens = sum(stats.tokens for stats in output.stats)
-            self.stats.add(ticket.model, nfe=nfe, tokens=tokens)
             ticket.finish(output)
+
+    def _made(self, work: Work) -> PipelineOutput:
+        """Make all items of a work, and count what they took."""
+        output = make_whole(work, self.max_rows)
+        nfe = sum(stats.nfe for stats in output.stats)
+        tokens = sum(stats.tokens for stats in output.stats)
+        self.stats.add(work.ticket.model, nfe=nfe, tokens=tokens)
+        return output
 
     # the thread of batches
 

@@ -143,6 +143,15 @@ class LanguagePrompts(Checkpoint):
         self.ids_of(conversation)  # a conversation that the template refuses fails here
         return conversation
 
+    def raw_ids(self, text: str) -> list[int]:
+        """See ``Modality.raw_ids``. A text that begins with the bos token gets no second one."""
+        bos = self.tokenizer.bos_token
+        more = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+        ids = self.tokenizer(text, **more)["input_ids"]
+        if not ids:
+            raise GenError("the prompt is empty; expected a text")
+        return list(ids)
+
     def given_ids(self, tokens: tuple[int, ...]) -> TokenIds:
         """Return token ids as a condition. Raises ``GenError`` for one out of range."""
         size = self.binding.space.vocab_size

@@ -29,20 +29,19 @@ from gen.core.files import put_text
 from gen.core.registry import registry
 from gen.core.tool_calls import FORMATS
 from gen.serve.api.calls import Calls, Wanted
+from gen.serve.api.echo import usage_details
 from gen.serve.api.errors import ApiError, as_api_error, of_validation
 from gen.serve.api.fields import Fields
 from gen.serve.api.images import EXTENSIONS, ImageRequest
 from gen.serve.api.media import as_base64, encoded, given_bytes
 from gen.serve.api.motions import ActionRequest, MotionRequest, wanted_action, wanted_motion
+from gen.serve.api.shapes import Chats, Completions
 from gen.serve.api.speech import SpeechRequest, wanted_speech
 from gen.serve.api.texts import (
     ChatRequest,
-    Chats,
     CompletionRequest,
-    Completions,
     is_json,
     is_whole_json,
-    usage_of,
     wanted_chat,
     wanted_completion,
 )
@@ -79,9 +78,7 @@ def _images(body: ImageRequest, modality: Any) -> Wanted:
 
 ENDPOINTS = {
     "/v1/images/generations": Endpoint(ImageRequest, ("image",), _images),
-    "/v1/completions": Endpoint(
-        CompletionRequest, ("text",), lambda body, modality: wanted_completion(body), True
-    ),
+    "/v1/completions": Endpoint(CompletionRequest, ("text",), wanted_completion, True),
     "/v1/chat/completions": Endpoint(ChatRequest, ("text",), wanted_chat, True),
     "/v1/audio/speech": Endpoint(SpeechRequest, ("audio",), wanted_speech),
     "/v1/motions": Endpoint(MotionRequest, ("motion",), wanted_motion),
@@ -259,6 +256,9 @@ def refuse_streams(body: Any, wanted: Wanted) -> None:
     fields = type(body).model_fields
     if ("stream" in fields and body.stream) or ("stream_format" in fields and body.stream_format):
         raise ApiError("a line of a batch cannot stream", "stream", "unsupported_value")
+    if wanted.compute is not None or (isinstance(body, CompletionRequest) and body.echo):
+        message = "a line of a batch cannot echo or score its prompt"
+        raise ApiError(message, "echo" if body.echo else "max_tokens", "unsupported_value")
     if wanted.start != EditSpec(frames=wanted.start.frames):
         message = "a line of a batch cannot edit or continue media"
         raise ApiError(message, "prefix", "unsupported_value")
@@ -337,7 +337,7 @@ def results(calls: Calls, folder: Path, failure: str) -> Iterator[tuple[bool, di
         body = {"error": error} if error else _body(line, data)
         if not error and line.form in TEXTS:
             made = sum(choice["gen"]["tokens"] for choice in data)
-            body = {**body, "usage": usage_of(prompt, made)}
+            body = {**body, "usage": usage_details(prompt, made)}
         response = {"status_code": 400 if error else 200, "request_id": f"req_{name}", "body": body}
         yield not error, {**head, "response": response, "error": None}
 

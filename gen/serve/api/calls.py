@@ -22,7 +22,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
-from gen.engine.ticket import DeadlineExceeded, OnStep, Ticket
+from gen.engine.ticket import Compute, DeadlineExceeded, OnStep, Ticket
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.errors import ApiError, as_api_error
@@ -48,6 +48,7 @@ class Wanted:
         deadline: seconds; None takes that of the server.
         previews: previews of each image.
         param: field of the request that holds the prompt, for messages.
+        compute: what is computed of the prompts instead of running the sampler.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Wanted:
     deadline: float | None = None
     previews: int = 0
     param: str = "prompt"
+    compute: Compute | None = None
 
     @classmethod
     def of(cls, body: SamplerFields, model: str, prompts: list[Any], **more: Any) -> Wanted:
@@ -151,8 +153,9 @@ class Calls:
         await run_in_threadpool(call.submit, asyncio.get_running_loop(), stream, on_step)
         return call
 
-    async def output(self, wanted: Wanted, request: Request) -> PipelineOutput:
-        """Return the output of a request; it is cancelled when the client leaves."""
+    async def output(self, wanted: Wanted, request: Request) -> Any:
+        """Return the output of a request, or what it computes; it is cancelled when the client
+        leaves."""
         call = await self.start(wanted)
         async with call.left_by(request):
             return await call.output()
@@ -203,13 +206,14 @@ class Call:
                 on_step=on_step,
                 partial_images=wanted.previews,
                 deadline=self.deadline,
+                compute=wanted.compute,
                 **wanted.sampling,
             )
         except Exception as error:
             raise as_api_error(error, wanted.param) from error
         self.ticket.add_done_callback(over)
 
-    async def output(self) -> PipelineOutput:
+    async def output(self) -> Any:
         """Wait for the output. Raises ``ApiError`` for its error."""
         try:
             async with asyncio.timeout(self.deadline + GRACE):

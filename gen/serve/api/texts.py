@@ -5,34 +5,33 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
-from gen.core.logprobs import ItemLogprobs, TokenLogprob
-from gen.core.tool_calls import Said
-from gen.core.versions import gen_version
 from gen.pipeline.output import PipelineOutput
+from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
+from gen.serve.api.echo import Echo, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
 from gen.serve.api.neutral import NeutralFields
+from gen.serve.api.shapes import Chats, Completions
 from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
-from gen.tokenizers.base.text_bytes import BROKEN
 
 MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
 TokenIds = Annotated[list[int], Field(max_length=100_000)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
 END = b"data: [DONE]\n\n"
 VALUE = {"$ref": "#/$defs/value"}
 ANY_OBJECT = {  # of response_format json_object
@@ -129,12 +128,18 @@ class TextFields(SamplerFields):
 class CompletionRequest(TextFields):
     """Body of ``/v1/completions``."""
 
-    prompt: Prompts | TokenIds
-    max_tokens: int | None = None
+    prompt: Prompts | TokenIds | IdLists
+    max_tokens: int | None = Field(None, description="0 makes none, such as to score a prompt.")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
     suffix: Text | None = None
+
+    def echoed(self, pipe: Pipeline) -> Echo:
+        """Return the prompts that the texts begin with."""
+        if not self.echo:
+            return Echo()
+        return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
 
 class ChatRequest(TextFields, NeutralFields):
@@ -187,9 +192,15 @@ def text_router(calls: Calls) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Write what follows a prompt, or answer it."""
+        """Write what follows a prompt, which goes into no chat template."""
         calls.served(body.model, ("text",), "/v1/completions")
-        return await _answer(calls, body, wanted_completion(body), request, Completions())
+        pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
+        wanted = await run_in_threadpool(wanted_completion, body, pipe.modality)
+        echo = await run_in_threadpool(body.echoed, pipe)
+        if body.echo and body.logprobs is not None:
+            scored = replace(wanted, n=1, compute=scoring(body.logprobs))
+            echo = replace(echo, logprobs=await calls.output(scored, request))
+        return await _answer(calls, body, wanted, request, Completions(echo))
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Any:
@@ -202,23 +213,26 @@ def text_router(calls: Calls) -> APIRouter:
     return router
 
 
-def wanted_completion(body: CompletionRequest) -> Wanted:
-    """Return what a body asks for. Raises ``ApiError`` for what no model of gen can do."""
-    only(body.echo, (False,), "echo", "an output holds no prompt")
+def wanted_completion(body: CompletionRequest, modality: Modality) -> Wanted:
+    """Return what a body asks for.
+
+    Args:
+        body: the body.
+        modality: modality of the model, as the model serves it.
+
+    Raises:
+        ApiError: no model of gen can do it.
+    """
     only(body.best_of, (body.n or 1,), "best_of", "samplers such as best_of search")
-    only(body.suffix, (), "suffix", "text is written from left to right")
-    prompts: list[Any]
-    if isinstance(body.prompt, str):
-        prompts = [body.prompt]
-    elif body.prompt and isinstance(body.prompt[0], int):
-        prompts = [Condition.of({"tokens": list(body.prompt)})]
-    else:
-        prompts = list(body.prompt)
-    if not prompts:
-        raise ApiError("prompt is []; expected at least one text", "prompt", "invalid_value")
-    limits = body.limits("max_tokens")
+    only(body.suffix, ("",), "suffix", "text is written from left to right")
+    if body.echo:
+        only(body.prefix, ("",), "prefix", "echo puts the prompt before the output")
+    prompts: list[Any] = [raw(prompt, modality) for prompt in listed(body.prompt)]
+    is_empty = body.max_tokens == 0
+    limits = {"max_new_tokens": 1} if is_empty else body.limits("max_tokens")
     start, n = body.start(), body.n or 1
-    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits)
+    compute = no_tokens if is_empty else None
+    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits, compute=compute)
 
 
 def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
@@ -246,179 +260,6 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     )
 
 
-class Completions:
-    """Shape of the responses of ``/v1/completions``."""
-
-    name, prefix = "text_completion", "cmpl"
-
-    def head(self) -> dict[str, Any]:
-        """Return what every response says beside its choices."""
-        return {"system_fingerprint": f"gen-{gen_version()}"}
-
-    def whole(self, text: str, reason: str) -> dict[str, Any]:
-        """Return what a choice says of its text, and of the reason that it ended."""
-        return {"text": text, "finish_reason": reason}
-
-    def stream(self) -> TextParts:
-        """Return what writes the parts of a choice of a stream."""
-        return TextParts()
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of a choice.
-
-        Args:
-            found: log-probabilities of its tokens.
-            start: characters that were given.
-        """
-        tokens = [token for token in found if token is not None]
-        return {
-            "tokens": [token.text or "" for token in tokens],
-            "token_logprobs": [_number(token.logprob) for token in tokens],
-            "top_logprobs": [_by_text(token) for token in tokens],
-            "text_offset": _offsets(tokens, start),
-        }
-
-
-class TextParts:
-    """Writer of the parts of one choice of ``/v1/completions``."""
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return what comes before the text."""
-        return []
-
-    def part(self, text: str) -> list[dict[str, Any]]:
-        """Return what comes of a part of the text."""
-        return [{"text": text}]
-
-    def last(self, reason: str) -> list[dict[str, Any]]:
-        """Return what comes at the end; the last one has the reason that the text ended."""
-        return [{"text": "", "finish_reason": reason}]
-
-
-class Chats(Completions):
-    """Shape of the responses of ``/v1/chat/completions``.
-
-    Args:
-        use: what answers may call; None for nothing.
-    """
-
-    name, prefix = "chat.completion", "chatcmpl"
-
-    def __init__(self, use: ToolUse | None = None):
-        self.use = use
-
-    def head(self) -> dict[str, Any]:
-        return {**super().head(), "service_tier": "default"}
-
-    def whole(self, text: str, reason: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self.use is not None:
-            content, calls, is_whole = self.use.read(text)
-            if calls:
-                message |= {"content": content or None, "tool_calls": list(map(_called, calls))}
-                reason = "tool_calls" if is_whole else reason
-        return {"message": message, "finish_reason": reason}
-
-    def stream(self) -> TextParts:
-        return ChatParts() if self.use is None else CallParts(self.use)
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        def said(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
-            if raw is None and BROKEN not in text:  # special tokens are spelt
-                raw = text.encode()
-            numbers = None if raw is None else list(raw)
-            return {"token": text, "logprob": _number(logprob), "bytes": numbers}
-
-        content = []
-        for t in found:
-            if t is not None:
-                tops = zip(t.top_texts or (), t.top_bytes or (), t.top, strict=True)
-                top = [said(text, raw, x) for text, raw, (_, x) in tops]
-                own = said(t.text or "", t.text_bytes, t.logprob)
-                content.append({**own, "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-
-class ChatParts(TextParts):
-    """Writer of the parts of one choice of ``/v1/chat/completions``."""
-
-    def first(self) -> list[dict[str, Any]]:
-        return [{"delta": {"role": "assistant", "content": "", "refusal": None}}]
-
-    def part(self, text: str) -> list[dict[str, Any]]:
-        return [{"delta": {"content": text}}]
-
-    def last(self, reason: str) -> list[dict[str, Any]]:
-        return [{"delta": {}, "finish_reason": reason}]
-
-
-class CallParts(ChatParts):
-    """Writer of the parts of one choice that may call functions.
-
-    Args:
-        use: the functions.
-    """
-
-    def __init__(self, use: ToolUse):
-        self.use, self.reader = use, use.reader()
-
-    def first(self) -> list[dict[str, Any]]:
-        return [{"delta": {"role": "assistant", "content": None, "refusal": None}}]
-
-    def part(self, text: str) -> list[dict[str, Any]]:
-        return [self._said(said) for said in self.reader.feed(text)]
-
-    def last(self, reason: str) -> list[dict[str, Any]]:
-        rest = [self._said(said) for said in self.reader.finish()]
-        is_called = self.reader.count and not self.reader.is_open
-        return rest + super().last("tool_calls" if is_called else reason)
-
-    def _said(self, said: Said) -> dict[str, Any]:
-        """Return the delta of a part of an answer."""
-        if said.call is None:
-            return {"delta": {"content": said.text}}
-        call: dict[str, Any] = {"index": said.call, "function": {"arguments": said.text}}
-        if said.name is not None:
-            call |= _called(
-                {"id": self.use.form.new_id(), "name": said.name, "arguments": said.text}
-            )
-        return {"delta": {"tool_calls": [call]}}
-
-
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as OpenAI's API shows it."""
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    return {"id": call["id"], "type": "function", "function": function}
-
-
-def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return log-probabilities by text. Of equal texts of several tokens one keeps its text, that
-    of the drawn token first; the others are spelt ``token_id:7``."""
-    taken, found = {token.text: token.token_id}, {}
-    for text, (token_id, x) in zip(token.top_texts or (), token.top, strict=True):
-        own = taken.setdefault(text, token_id) == token_id
-        found[text if own else f"token_id:{token_id}"] = _number(x)
-    return found
-
-
-def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
-    """Return the position of each token in the text, in characters: that of the character that it
-    belongs to."""
-    decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
-    for token in tokens:
-        raw = token.text_bytes or b""
-        start += len(decoder.decode(raw[:1]))
-        is_inside = bool(decoder.getstate()[0]) or not raw  # of a character that is not over
-        offsets.append(start if is_inside else start - 1)
-        start += len(decoder.decode(raw[1:]))
-    return offsets
-
-
-def _number(logprob: float) -> float:
-    """Return a log-probability that JSON can hold: -9999 stands for -inf, as in OpenAI's API."""
-    return max(logprob, -9999.0)
-
-
 async def _answer(
     calls: Calls, body: TextFields, wanted: Wanted, request: Request, shape: Completions
 ) -> Any:
@@ -436,7 +277,7 @@ async def _answer(
         head = {**head, "object": named}
         return event_stream(_events(call, first, body, head, shape))
     only(body.stream_options, (), "stream_options", "nothing streams without stream")
-    output = await calls.output(wanted, request)
+    output = shape.echo.before(await calls.output(wanted, request))
     finished = await run_in_threadpool(_finish_reasons, calls, body, output)
     logprobs, given = output.logprobs, len(body.prefix or "")
     choices = [
@@ -463,14 +304,14 @@ async def _events(
         choice = {"index": i, "finish_reason": None, "logprobs": None, **what, **more}
         return event({**head, "choices": [choice], **nothing})
 
-    writers = [shape.stream() for _ in call.ticket.request.items]
+    writers = [shape.stream(i) for i in range(len(call.ticket.request.items))]
     for i, writer in enumerate(writers):
         for opening in writer.first():
             yield said(i, opening)
     async for chunk in call.chunks(first):
         for part in writers[chunk.item.index].part(chunk.media):
             yield said(chunk.item.index, part)
-    output = await call.output()
+    output = shape.echo.before(await call.output())
     finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
@@ -524,17 +365,4 @@ def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, A
     firsts = output.items[:: body.n or 1]
     prompt = sum(pipe.prompt_lengths(firsts, output.spec))
     made = sum(stats.tokens for stats in output.stats)
-    return usage_of(prompt, made)
-
-
-def usage_of(prompt: int, made: int) -> dict[str, Any]:
-    """Return tokens of prompts and of outputs as OpenAI's API counts them."""
-    read = {"cached_tokens": 0, "audio_tokens": 0}
-    kinds = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": read,
-        "completion_tokens_details": {f"{kind}_tokens": 0 for kind in kinds},
-    }
+    return usage_details(prompt, made)
