@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from gen.core.errors import shown
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import Fields, Name, Text, only
 from gen.serve.api.media import given_bytes, given_image
+
+MOST_PARTS = 1_000  # of a message
 
 
 class ImageUrl(Fields):
@@ -48,7 +50,7 @@ class Message(Fields):
     """Turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
+    content: Text | Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
     name: Name | None = None
 
 

@@ -19,15 +19,24 @@ from gen.core.errors import shown
 from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
 from gen.serve.api.errors import ApiError
-from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.serve.api.fields import (
+    MOST_LOGPROBS,
+    MOST_TOKENS,
+    Fields,
+    Name,
+    SamplerFields,
+    Text,
+    TokenIds,
+    only,
+)
 from gen.tokenizers.base.text_bytes import BROKEN
 
-MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
+MOST, MOST_PROMPTS = 128, 2048
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-TokenIds = Annotated[list[int], Field(max_length=100_000)]
 END = b"data: [DONE]\n\n"
 
 
@@ -113,7 +122,7 @@ class ChatRequest(TextFields):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     store: bool | None = None
-    metadata: dict[str, Name] | None = None
+    metadata: dict[str, Name] | None = Field(None, max_length=64)
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
@@ -142,7 +151,7 @@ class ChatRequest(TextFields):
 
 def text_router(calls: Calls) -> APIRouter:
     """Return the routes of texts."""
-    router = APIRouter(tags=["text"])
+    router = APIRouter(tags=["text"], route_class=BodyRoute)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
