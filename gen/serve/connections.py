@@ -35,7 +35,7 @@ LEAST_TAKEN = 16_384
 LAST_SECONDS = 10  # that running requests have when the server ends
 TOLD_SECONDS = 1.0  # that they have to be told so, after which their connections are cut
 LARGEST_HEAD = 32_768  # bytes
-MOST_PARTS, LEAST_PART = 1_000, 64  # parts of a body, and the mean bytes of more than these
+MOST_PARTS, LEAST_PART = 256, 64  # parts of a body, and the mean bytes of more than these
 BACKLOG = 2_048  # connections that wait to be accepted
 ACCEPTED = 64  # connections that are accepted before any of them is answered
 WINDOWS_SOCKETS = 500  # that select takes there
@@ -89,11 +89,13 @@ class Parts(h11.Connection):
 
     Attributes:
         sent: bytes that were given to the connection.
+        refusal: why nothing more of the client is read.
     """
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, LARGEST_HEAD)
         self.sent = self._parts = self._bytes = 0
+        self.refusal = ApiError("the request is no HTTP/1.1", "body", "invalid_http")
 
     def send_with_data_passthrough(self, event: Any) -> Any:
         """Return the pieces of an event, whose bytes are counted."""
@@ -109,12 +111,13 @@ class Parts(h11.Connection):
         elif isinstance(event, h11.Data):
             self._parts, self._bytes = self._parts + 1, self._bytes + len(event.data)
             if self._parts > MOST_PARTS and self._bytes < LEAST_PART * self._parts:
-                raise TooManyParts(f"{self._parts} parts of {self._bytes} bytes", 413)
+                message = (
+                    f"the body comes in {self._parts} parts of {self._bytes} bytes; expected parts"
+                    f" of at least {LEAST_PART}"
+                )
+                self.refusal = ApiError(message, "body", "too_many_parts", 413)
+                raise h11.RemoteProtocolError(message, 413)
         return event
-
-
-class TooManyParts(h11.RemoteProtocolError):
-    """Error of a body that comes in parts of a few bytes."""
 
 
 class Http(H11Protocol):
@@ -157,7 +160,7 @@ class Http(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or a body in too many parts, and close the connection."""
-        self.answer(ApiError(msg, "body", "invalid_http", 400))
+        self.answer(self.conn.refusal)
 
     def answer(self, error: ApiError) -> None:
         """Send an error from outside of the application, and close the connection."""

@@ -303,7 +303,7 @@ def existing(batches: Batches | None) -> Batches:
     """Return the batches. Raises ``ApiError`` where the server has no folder for them."""
     if batches is None:
         message = "the server keeps no files; expected gen serve --batches FOLDER"
-        raise ApiError(message, None, "no_batches", 404)
+        raise ApiError(message, "path", "no_batches", 404)
     return batches
 
 

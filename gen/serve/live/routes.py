@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from gen.core.errors import GenError, shown, unknown
 from gen.engine.engine import Engine
 from gen.serve.api.bodies import JSON, checked, require_type
-from gen.serve.api.errors import ApiError, as_api_error
+from gen.serve.api.errors import STATUS_KINDS, ApiError, as_api_error
 from gen.serve.live.catalogue import (
     describe_model,
     describe_parameters,
@@ -94,7 +94,8 @@ def _file(path: Path) -> Response:
 
 def missing(name: str) -> ApiError:
     """Return the error of a file that the page does not have."""
-    return ApiError(f"there is no file {shown(name)}", "path", "not_found", 404)
+    message = f"there is no file {shown(name)}"
+    return ApiError(message, "path", "not_found", 404, STATUS_KINDS[404])
 
 
 def _refusal(error: GenError, param: str = "body") -> Response:
