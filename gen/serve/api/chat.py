@@ -14,6 +14,7 @@ from gen.serve.api.media import given_bytes, given_image
 from gen.serve.api.tools import MOST_TOOLS
 
 READ = "What a client has read out of an answer; not used."
+MOST_PARTS = 1_000  # of a message
 
 
 class ImageUrl(Fields):
@@ -48,6 +49,9 @@ class Part(Fields):
     file: InputFile | None = None
 
 
+Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
+
+
 class CalledFunction(Fields):
     """Function that an answer called, and its arguments as JSON text."""
 
@@ -69,7 +73,7 @@ class Message(Fields):
     """Turn of a conversation. Answers may be sent as they came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | Parts | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None

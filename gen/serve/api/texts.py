@@ -19,19 +19,28 @@ from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
 from gen.serve.api.echo import Echo, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
-from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.serve.api.fields import (
+    MOST_LOGPROBS,
+    MOST_TOKENS,
+    Fields,
+    Name,
+    SamplerFields,
+    Text,
+    TokenIds,
+    only,
+)
 from gen.serve.api.neutral import NeutralFields
 from gen.serve.api.shapes import Chats, Completions
 from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
 
-MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
+MOST, MOST_PROMPTS = 128, 2048
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-TokenIds = Annotated[list[int], Field(max_length=100_000)]
-IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 END = b"data: [DONE]\n\n"
 VALUE = {"$ref": "#/$defs/value"}
 ANY_OBJECT = {  # of response_format json_object
@@ -188,7 +197,7 @@ class ChatRequest(TextFields, NeutralFields):
 
 def text_router(calls: Calls) -> APIRouter:
     """Return the routes of texts."""
-    router = APIRouter(tags=["text"])
+    router = APIRouter(tags=["text"], route_class=BodyRoute)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
