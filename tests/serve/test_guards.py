@@ -237,7 +237,7 @@ BAD = {  # message or code, and the body
     "expected a text, and no name of a file": {**TASK, "prefix": "/etc/passwd.txt"},
     "half of a surrogate": b'{"prompt": "\\ud800"}',
     "outside of? the|is outside": {**TASK, "prompt": "<script>alert(1)</script>"},
-    "expected false|expected False": {**TASK, "echo": True},
+    "samplers such as best_of search": {**TASK, "best_of": 3},
     "cannot be parsed at position 0": {**TASK, "structured": {"regex": "("}},
 }
 
