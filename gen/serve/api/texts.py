@@ -36,7 +36,7 @@ from gen.serve.api.fields import (
 )
 from gen.serve.api.neutral import NeutralFields
 from gen.serve.api.shapes import Chats, Completions
-from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
+from gen.serve.api.tools import ToolFields, ToolUse
 
 MOST, MOST_PROMPTS = 128, 2048
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
@@ -151,7 +151,7 @@ class CompletionRequest(TextFields):
         return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
 
-class ChatRequest(TextFields, NeutralFields):
+class ChatRequest(TextFields, ToolFields, NeutralFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
@@ -160,9 +160,6 @@ class ChatRequest(TextFields, NeutralFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
@@ -172,11 +169,6 @@ class ChatRequest(TextFields, NeutralFields):
             message = f"top_logprobs is {self.top_logprobs} without logprobs; expected logprobs"
             raise ApiError(message, "top_logprobs", "invalid_value")
         return values
-
-    def tool_use(self, modality: Modality) -> ToolUse | None:
-        """Return what the answer may call; None for nothing. Raises ``ApiError``."""
-        choice = chosen(self.tool_choice)
-        return ToolUse.of(modality, functions_of(self.tools), choice, self.parallel_tool_calls)
 
     def rule(self, use: ToolUse | None) -> dict[str, Any]:
         """Return the sampling parameter ``structured`` where tools or a response format ask for
