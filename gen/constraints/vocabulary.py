@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

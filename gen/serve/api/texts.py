@@ -137,7 +137,7 @@ class ChatRequest(TextFields):
                 ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
             )
             raise ApiError(message, "response_format", "invalid_value")
-        return {"json_schema": form.json_schema.schema_}
+        return {"json_schema": form.json_schema.schema_, "engine": "auto"}
 
 
 def text_router(calls: Calls) -> APIRouter:
@@ -200,6 +200,7 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
         start=body.start(),
         sampling=limits,
         param="messages",
+        rule_param="structured" if body.response_format is None else "response_format",
     )
 
 
