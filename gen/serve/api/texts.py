@@ -56,7 +56,7 @@ ANY_OBJECT = {  # of response_format json_object
         }
     },
 }
-DEEPEST_ANY = 5  # values of an object of any kind in each other
+DEEPEST_ANY = 4  # values of an object of any kind in each other
 
 
 class StreamOptions(Fields):
@@ -170,21 +170,27 @@ class ChatRequest(TextFields, ToolFields, NeutralFields):
             raise ApiError(message, "top_logprobs", "invalid_value")
         return values
 
+    def rule_param(self, use: ToolUse | None) -> str:
+        """Return the field that the rule of the answer comes from."""
+        if use is not None:
+            return "tools"
+        return "structured" if self.response_format is None else "response_format"
+
     def rule(self, use: ToolUse | None) -> dict[str, Any]:
         """Return the sampling parameter ``structured`` where tools or a response format ask for
         one. Raises ``ApiError`` for two rules."""
-        form = self.response_format
+        form, param = self.response_format, self.rule_param(use)
         schema = None if form is None else form.schema_of()
         if schema is None and use is None:
             return {}
-        param = "response_format" if use is None else "tools"
         if self.structured is not None:
             message = f"structured and {param} are both given; expected one of them"
             raise ApiError(message, param, "invalid_value")
         if use is not None:
             return {"structured": use.rule(schema)}
-        depth = {"max_depth": DEEPEST_ANY} if schema is ANY_OBJECT else {}
-        return {"structured": {"json_schema": schema, **depth}}
+        is_any = schema is ANY_OBJECT
+        how = {"max_depth": DEEPEST_ANY} if is_any else {"engine": "auto"}
+        return {"structured": {"json_schema": schema, **how}}
 
 
 def text_router(calls: Calls) -> APIRouter:
@@ -258,6 +264,7 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
         start=body.start(),
         sampling=limits,
         param="messages",
+        rule_param=body.rule_param(use),
     )
 
 
