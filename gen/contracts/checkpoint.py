@@ -40,6 +40,7 @@ from gen.models.load.hub import (
 )
 from gen.models.load.locate import built_in, known_models, packaged_file, pick_device
 from gen.models.load.peft_adapters import merge
+from gen.models.load.pooling import Pooling
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
@@ -393,6 +394,7 @@ class Checkpoint(ABC):
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
+        pooling: how the model embeds texts; None where it is no embedding model.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -413,6 +415,7 @@ class Checkpoint(ABC):
     settled: Mapping[str, Any] = {}
     reads: Reads
     ranks: Ranks | None = None
+    pooling: Pooling | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -496,11 +499,8 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
         return table[found[0]].serving(modality)
-    kind = (
-        files.model_type
-        or files.json("model_index.json").get("_class_name")
-        or "folder without a type of model"
-    )
+    stated = files.model_type or files.json("model_index.json").get("_class_name")
+    kind = stated or "folder without a type of model"
     if len(found) > 1:
         raise GenError(
             f"model {files.name} could be one of {', '.join(found)}; expected files of one family"

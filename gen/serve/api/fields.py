@@ -22,6 +22,10 @@ MOST_TOKENS = 32_768  # of an output
 MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 Name = Annotated[str, StringConstraints(max_length=200)]
+MOST_PROMPTS = 2048
+Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
+TokenIds = Annotated[list[int], Field(max_length=100_000)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
 
 
 class Fields(BaseModel):

@@ -25,13 +25,20 @@ from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_i
 from gen.serve.api.chat import Message, condition_of
 from gen.serve.api.echo import Echo, known, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
-from gen.serve.api.fields import MOST_TOKENS, Fields, Name, SamplerFields, Text, only
+from gen.serve.api.fields import (
+    MOST_TOKENS,
+    Fields,
+    IdLists,
+    Name,
+    Prompts,
+    SamplerFields,
+    Text,
+    TokenIds,
+    only,
+)
 from gen.tokenizers.base.text_bytes import BROKEN
 
-MOST, MOST_PROMPTS, MOST_LOGPROBS = 128, 2048, 20
-Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-TokenIds = Annotated[list[int], Field(max_length=100_000)]
-IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
+MOST, MOST_LOGPROBS = 128, 20
 END = b"data: [DONE]\n\n"
 
 
