@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.models.adapters.base import ModelAdapter
-from gen.models.load.routed import router_of
+from gen.models.load.pooling import Pooling
+from gen.models.load.routed import Router, router_of
 from gen.pipeline.logprobs import with_texts
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.prompted import PromptedModels
@@ -79,6 +80,47 @@ class ScoredModels(PromptedModels):
             found.append(made[key])
         return with_texts(found, frontend) or []
 
+    @property
+    def pooling(self) -> Pooling | None:
+        """How the model embeds texts; None where it is no embedding model, or not loaded yet."""
+        checkpoint = self.modality.checkpoint
+        return None if checkpoint is None else checkpoint.pooling
+
+    @torch.no_grad()
+    def embeddings(
+        self, items: Sequence[ItemPlan], dimensions: int | None = None, check: Check = go_on
+    ) -> list[Tensor]:
+        """Compute a vector of every prompt, float32 [D].
+
+        Args:
+            items: items of ``Pipeline.plan``.
+            dimensions: first numbers of a vector that are kept; None keeps all.
+            check: called before every forward pass.
+
+        Raises:
+            GenError: the model is no embedding model, or a prompt has too many tokens.
+        """
+        pooling, checkpoint = self.pooling, self.modality.checkpoint
+        if pooling is None or checkpoint.ranks is not None:
+            raise GenError(
+                "the model makes no embeddings; expected one in a single process whose folder says"
+                " how to pool hidden states (modules.json of sentence-transformers)"
+            )
+        adapter = checkpoint.adapter("causal")
+        router, most = router_of(adapter.model), [adapter.max_positions, pooling.most]
+        longest = min((n for n in most if n is not None), default=None)
+        found = []
+        for item in items:
+            ids = self.bound(str(self.model))[1].prompt(item.condition)
+            if longest is not None and len(ids) > longest:
+                raise GenError(f"an input has {len(ids)} tokens; expected at most {longest}")
+            check()
+            tokens = torch.tensor([ids], device=self.device)
+            with _rows_of(router, item.adapter, self.device):
+                out = adapter.model.base_model(input_ids=tokens, use_cache=False)
+            found.append(pooling(out.last_hidden_state[0], dimensions).cpu())
+        return found
+
     def _scored(
         self, adapter: ModelAdapter, ids: list[int], top: int, name: str | None, check: Check
     ) -> ItemLogprobs:
@@ -108,7 +150,6 @@ class ScoredModels(PromptedModels):
                 " model"
             )
         router = router_of(adapter.model)
-        number = None if router is None else router.number(name)
         tokens = torch.tensor([ids], device=self.device)
         positions = torch.arange(len(ids), device=self.device)[None]
         cache = adapter.new_cache(len(ids))
@@ -117,7 +158,15 @@ class ScoredModels(PromptedModels):
         for start in range(0, len(ids), size):
             check()
             part = slice(start, start + size)
-            rows = torch.tensor([number or 0], device=self.device)
-            with nullcontext() if router is None else router.rows(rows):
+            with _rows_of(router, name, self.device):
                 logits = adapter.forward(tokens[:, part], positions[:, part], cache)
             yield start, logits[0].double().log_softmax(-1)
+
+
+def _rows_of(
+    router: Router | None, name: str | None, device: torch.device
+) -> AbstractContextManager[None]:
+    """Compute the passes of one row inside with a LoRA adapter, or with none."""
+    if router is None:
+        return nullcontext()
+    return router.rows(torch.tensor([router.number(name)], device=device))

@@ -21,6 +21,7 @@ from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
 from gen.serve.api.batches import Batches, batch_router, file_router
 from gen.serve.api.calls import Calls
+from gen.serve.api.embeddings import embedding_router
 from gen.serve.api.errors import ApiError, add_error_handlers
 from gen.serve.api.images import image_router
 from gen.serve.api.motions import motion_router
@@ -74,7 +75,7 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(_general(calls))
-    for make in (image_router, speech_router, text_router, motion_router):
+    for make in (image_router, speech_router, text_router, embedding_router, motion_router):
         app.include_router(make(calls))
     if settings.kept_videos:
         app.include_router(video_router(calls))
@@ -140,6 +141,7 @@ def _model(served: ServedModel) -> dict[str, Any]:
     """Return a model as OpenAI's API lists it, with its modality and endpoints."""
     kind = registry.get("modality", served.modality).media_kind
     endpoints = ENDPOINTS.get(served.modality) or ENDPOINTS.get(kind, ())
+    endpoints += ("/v1/embeddings",) if served.embeds else ()
     return {
         "id": served.id,
         "object": "model",

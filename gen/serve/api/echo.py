@@ -26,7 +26,7 @@ from gen.tokenizers.base.text_bytes import TextBytes
 Given = str | list[str] | list[int] | list[list[int]]
 
 
-def listed(given: Given) -> list[str | list[int]]:
+def listed(given: Given, param: str = "prompt") -> list[str | list[int]]:
     """Return the prompts of a field that holds one text, one list of token ids, or several.
 
     Raises:
@@ -35,8 +35,8 @@ def listed(given: Given) -> list[str | list[int]]:
     if isinstance(given, str):
         return [given]
     if not given:
-        message = "prompt is []; expected a text, token ids, or a list of them"
-        raise ApiError(message, "prompt", "invalid_value")
+        message = f"{param} is []; expected a text, token ids, or a list of them"
+        raise ApiError(message, param, "invalid_value")
     return [given] if isinstance(given[0], int) else given
 
 

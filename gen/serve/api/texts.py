@@ -28,7 +28,9 @@ from gen.serve.api.fields import (
     MOST_LOGPROBS,
     MOST_TOKENS,
     Fields,
+    IdLists,
     Name,
+    Prompts,
     SamplerFields,
     Text,
     TokenIds,
@@ -38,9 +40,7 @@ from gen.serve.api.neutral import NeutralFields
 from gen.serve.api.shapes import Chats, Completions
 from gen.serve.api.tools import ToolFields, ToolUse
 
-MOST, MOST_PROMPTS = 128, 2048
-Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+MOST = 128
 END = b"data: [DONE]\n\n"
 VALUE = {"$ref": "#/$defs/value"}
 ANY_OBJECT = {  # of response_format json_object
