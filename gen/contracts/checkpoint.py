@@ -27,6 +27,7 @@ from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 from gen.models.load.generation_config import GENERATION
 from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.gguf import GgufFile
@@ -395,6 +396,7 @@ class Checkpoint(ABC):
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
         pooling: how the model embeds texts; None where it is no embedding model.
+        tool_format: format in which answers call functions; None where they call none.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -416,6 +418,7 @@ class Checkpoint(ABC):
     reads: Reads
     ranks: Ranks | None = None
     pooling: Pooling | None = None
+    tool_format: ToolFormat | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -452,13 +455,8 @@ class Checkpoint(ABC):
         """Return the adapter of the model for one of its protocols."""
 
     def parse(self, condition: Condition) -> Any:
-        """Return the typed condition that all given parts state.
-
-        A family that takes more than text lists the parts in ``accepts`` and overrides this.
-
-        Raises:
-            GenError: a part is not taken, or does not parse.
-        """
+        """Return the typed condition that all given parts state. A family that takes more than text
+        lists the parts in ``accepts`` and overrides this. Raises ``GenError``."""
         condition.require(self.accepts, "the model", self.most)
         return self.condition(condition.text or "")
 

@@ -17,6 +17,7 @@ from gen.contracts.oracle import Board
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class Modality(ABC):
     frame_rate: float = 8.0
 
     # --- conditions
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """Format in which answers call functions; None where conversations take no tools."""
+        return None
 
     def parse(self, condition: Condition) -> Any:
         """Return the typed condition that all given parts state.

@@ -95,7 +95,8 @@ class Engine:
         self._prepared = threading.Semaphore(MOST_PREPARED)
         self._media = ThreadPoolExecutor(1, "gen-media")
         self._is_closed = False
-        self._ends: deque[tuple[float, int]] = deque(maxlen=64)  # time, items of ended requests
+        self._busy, self._busy_since = 0.0, 0.0  # seconds with work; when the work began
+        self._ends: deque[tuple[float, int]] = deque(maxlen=64)  # busy seconds, items of the ended
         loops = [self._prepare] * PREPARING + [self._decode, self._decode_whole]
         self._threads = [
             threading.Thread(target=loop, name=f"gen{loop.__name__}", daemon=True) for loop in loops
@@ -120,9 +121,7 @@ class Engine:
         compute: Compute | None = None,
         **options: Any,
     ) -> Ticket:
-        """Take a request; see ``Pipeline.__call__`` for what is not listed here.
-
-        Arguments are checked before the call returns.
+        """Take a request, whose arguments are checked at once; see also ``Pipeline.__call__``.
 
         Args:
             model: id of a served model.
@@ -156,8 +155,10 @@ class Engine:
                 raise QueueFull(
                     f"{waiting} items wait, and the request has {count}; expected at most"
                     f" {self.max_waiting} waiting",
-                    retry_after=self._seconds_per_item() * count,
+                    retry_after=self._seconds_per_item() * (waiting + count - self.max_waiting),
                 )
+            if not self._tickets:
+                self._busy_since = time.monotonic()
             self.stats.move(ticket, waiting=count)
             self._tickets.add(ticket)
         ticket.add_done_callback(self._forget)
@@ -185,11 +186,17 @@ class Engine:
     def _forget(self, ticket: Ticket) -> None:
         self.stats.ended(ticket)
         with self._lock:
+            self._ends.append((self._busy_seconds(), len(ticket.request.items)))
             self._tickets.discard(ticket)
-            self._ends.append((time.monotonic(), len(ticket.request.items)))
+            if not self._tickets:
+                self._busy = self._ends[-1][0]
+
+    def _busy_seconds(self) -> float:
+        """Return the time so far in which there was a request."""
+        return self._busy + (time.monotonic() - self._busy_since if self._tickets else 0.0)
 
     def _seconds_per_item(self) -> float:
-        """Estimate the time between two items, from the requests that have ended lately."""
+        """Estimate the time of work between two items, from the requests that ended lately."""
         if len(self._ends) < 2:
             return 1.0
         first, last = self._ends[0][0], self._ends[-1][0]

@@ -199,13 +199,14 @@ def controlled(
                 f"sampling.stop_token_ids names token {token}; expected ids below"
                 f" {space.vocab_size}"
             )
-    if left_to_right and (sampling.stop or sampling.stop_token_ids):
-        _require_ends(space, sampling)
+    ends_rows = left_to_right and bool(sampling.stop or sampling.stop_token_ids)
+    if ends_rows:
+        ends_rows = _may_end(space, sampling, space.length - num_prefix)
     space, first = _lengthened(space, sampling, num_prefix)
     space, sampling = _banned(space, sampling)
     constraints = [] if space.constraint is None else [space.constraint]
     stops = None
-    if left_to_right and sampling.stop:
+    if ends_rows and sampling.stop:
         eos, words = cast(int, space.eos_token_id), cast(Vocabulary, vocabulary())
         stops = StopConstraint(space.vocab_size, eos, sampling.stop, words, first)
     if sampling.structured is not None:
@@ -279,19 +280,26 @@ def _banned(space: TokenSpace, sampling: SamplingParams) -> tuple[TokenSpace, Sa
     return replace(space, legal=legal), sampling
 
 
-def _require_ends(space: TokenSpace, sampling: SamplingParams) -> None:
-    """Raise ``GenError`` for stops where the model has no eos token, or it may stand nowhere."""
+def _may_end(space: TokenSpace, sampling: SamplingParams, positions: int) -> bool:
+    """Return whether a stop can end a row of an output of some positions before its last one.
+
+    Raises:
+        GenError: the model has no eos token, or it may stand nowhere.
+    """
     if space.eos_token_id is None:
         name = "stop" if sampling.stop else "stop_token_ids"
         raise GenError(
             f"sampling.{name} ends rows, and the rows of this model have one length and no eos"
             " token; expected a model with an eos token"
         )
-    if not bool(space.legal[:, space.eos_token_id].any()):
+    if bool(space.legal[:, space.eos_token_id].any()):
+        return True
+    if positions > 1:
         raise GenError(
             f"the eos token {space.eos_token_id} may stand nowhere, and rows that are stopped are"
             " filled with it; expected sampling parameters that allow it"
         )
+    return False  # of one token no position is left to fill: its text is cut
 
 
 def _word_ids(word: str | tuple[int, ...], frontend: TokenFrontend) -> list[tuple[int, ...]]:

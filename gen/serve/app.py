@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 
 from gen.core.errors import GenError
@@ -80,7 +82,16 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     app.include_router(file_router(batches))
     app.include_router(batch_router(batches))
     app.include_router(live_router(engine, settings.deadline))
+    app.state.large_bodies = asyncio.Semaphore(1)
     app.add_middleware(Guards, settings=settings, metrics=metrics)
+    if settings.cors:  # outside of the guards: a browser asks first without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=[method.upper() for method in METHODS],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     app.openapi = lambda: _openapi(app)
     return app
 

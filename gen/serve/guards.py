@@ -1,6 +1,7 @@
 """Guards before all routes: API key, other sites, rate, size and pace of a request.
 
-They are plain ASGI: a response that streams goes through them piece by piece.
+They are plain ASGI: a response that streams goes through them piece by piece. A HEAD is answered
+as a GET without its body. A request that is cancelled, since the server ends, is told so.
 """
 
 from __future__ import annotations
@@ -9,22 +10,27 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
+from urllib.parse import SplitResult
 
 from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gen.serve.api.errors import ApiError, too_many
+from gen.core.errors import shown
+from gen.serve.api.errors import ApiError, event_of, server_ends, too_many
 from gen.serve.metrics import Metrics
-from gen.serve.settings import Settings, is_loopback
+from gen.serve.settings import Settings, is_loopback, origin_of
 
 # paths that need no key: the pages ask for one, and use it for everything else
 OPEN = ("/", "/world", "/health", "/docs", "/openapi.json", "/favicon.ico")
 OPEN_BELOW = ("/static/",)
 CLIENTS = 10_000  # clients whose rates are remembered
+MOST_HELD = 512_000_000  # bytes of bodies, over all requests that are open
 MOST_DRAINED = 256_000_000  # bytes of a refused body that are read and thrown away
 DRAINED_SECONDS = 5.0
+PORTS = {"http": 80, "https": 443}  # of origins that name none
 
 
 class Rates:
@@ -59,7 +65,8 @@ class Guards:
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
-        self.app, self.settings, self.metrics, self.open = app, settings, metrics, 0
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self.open, self.held = 0, Held()
         self.rates = None if settings.rate is None else Rates(settings.rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,15 +75,20 @@ class Guards:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return None
-        pace = Pace(self.settings, scope, receive, send)
+        pace = Pace(self.settings, self.held, scope, receive, send)
+        if scope["method"] == "HEAD":  # the server knows the method of its own scope
+            scope = {**scope, "method": "GET"}
         self.open += 1
         try:
             self._check(scope)
             await self.app(scope, pace.receive, pace.send)
         except ApiError as error:
             await pace.refuse(error)
+        except asyncio.CancelledError:  # the server ends
+            await pace.end()
         finally:
             self.open -= 1
+            self.held.bytes -= pace.bytes
             route = scope.get("route")
             path = route.path_format if isinstance(route, Route) else "none"
             self.metrics.responses.labels(path, str(pace.status)).inc()
@@ -86,29 +98,31 @@ class Guards:
         headers, path = Headers(scope=scope), scope["path"]
         key = self._key(headers)
         if not self.settings.api_keys:
-            require_local(headers)
-        elif key is None and path not in OPEN and not path.startswith(OPEN_BELOW):
+            require_local(headers, self.settings.cors)
+        if path != "/health":
+            self._require_room(key or (scope.get("client") or ("",))[0])
+        is_open = path in OPEN or path.startswith(OPEN_BELOW)
+        if self.settings.api_keys and key is None and not is_open:
             raise ApiError(
                 "the API key is missing or wrong; expected the header Authorization: Bearer KEY",
-                None,
+                "Authorization",
                 "invalid_api_key",
                 401,
                 "authentication_error",
                 {"WWW-Authenticate": "Bearer"},
             )
-        if path == "/health":
-            return
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length[:20]) > self.settings.max_body:
+            raise too_large(shown(length)[1:-1], self.settings.max_body)
+
+    def _require_room(self, client: str) -> None:
+        """Refuse a request of a client that sends too many, or while too many are open; wrong keys
+        count as those of their address. Raises ``ApiError``."""
         if self.open > self.settings.max_open:
             raise too_many(f"{self.open} requests are open", 1, "too_many_requests")
-        if self.rates is not None:
-            client = key or (scope.get("client") or ("",))[0]
-            wait = self.rates.wait(client, time.monotonic())
-            if wait:
-                limit = f"more than {self.rates.per_minute} requests in a minute"
-                raise too_many(limit, wait, "rate_limit_exceeded")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self.settings.max_body:
-            raise too_large(length, self.settings.max_body)
+        if self.rates is not None and (wait := self.rates.wait(client, time.monotonic())):
+            limit = f"more than {self.rates.per_minute} requests in a minute"
+            raise too_many(limit, wait, "rate_limit_exceeded")
 
     def _key(self, headers: Headers) -> str | None:
         """Return the key that a request brings, if it is right; it is compared in constant time."""
@@ -120,21 +134,28 @@ class Guards:
         return right[0] if right else None
 
 
+class Held:
+    """Bytes of the bodies of all open requests."""
+
+    bytes = 0
+
+
 class Pace:
     """Body and response of one request, neither larger nor slower than the settings say.
 
     Args:
         settings: settings of the server.
+        held: bytes of all bodies, to which those of this one are added.
         scope: scope of the request.
         receive: source of the body.
         send: sink of the response.
     """
 
-    def __init__(self, settings: Settings, scope: Scope, receive: Receive, send: Send):
-        self.settings, self.scope = settings, scope
+    def __init__(self, settings: Settings, held: Held, scope: Scope, receive: Receive, send: Send):
+        self.settings, self.held, self.scope = settings, held, scope
         self._receive, self._send = receive, send
         self.error: ApiError | None = None
-        self.whole = self.refused = False
+        self.whole = self.refused = self.has_events = False
         self.status = 0  # of the response; 0 while there is none
         self.bytes, self.until = 0, time.monotonic() + settings.body_timeout
 
@@ -153,23 +174,45 @@ class Pace:
         except TimeoutError:
             self.error = too_slow(self.settings.body_timeout)
             raise self.error from None
-        self.bytes += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self.bytes, self.held.bytes = self.bytes + size, self.held.bytes + size
         self.whole = not message.get("more_body", False)
         if self.bytes > self.settings.max_body:
             self.error = too_large(f"more than {self.settings.max_body}", self.settings.max_body)
             raise self.error
+        if size and self.held.bytes > max(MOST_HELD, self.settings.max_body):
+            limit = f"the bodies of all open requests have {self.held.bytes} bytes"
+            self.error = too_many(limit, 1, "too_many_bytes")
+            raise self.error
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response. Raises ``TimeoutError`` if the client does not take it."""
+        """Send a part of the response."""
         if self.error is not None:
             if not self.refused:
                 await self.refuse(self.error)
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        async with asyncio.timeout(self.settings.send_timeout):
-            await self._send(message)
+            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+            self.has_events = kind.startswith("text/event-stream")
+        elif self.scope["method"] == "HEAD":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+    async def end(self) -> None:
+        """Tell a client whose request is not done that the server ends: by a response, or by the
+        last event of a stream. Raises ``CancelledError`` where the response is neither: its
+        connection is cut, so that nobody takes a part for the whole."""
+        error = server_ends()
+        if not self.status:
+            await error.response()(self.scope, self._receive, self._send)
+            self.status = error.status
+        elif self.has_events:
+            last = event_of(error, is_page=self.scope["path"].startswith("/live/"))
+            await self._send({"type": "http.response.body", "body": last})
+        else:
+            raise asyncio.CancelledError
 
     async def refuse(self, error: ApiError) -> None:
         """Send an error, once the client has sent its body: many read no response before."""
@@ -190,7 +233,7 @@ def too_slow(seconds: float) -> ApiError:
     """Return the error of a body that did not arrive."""
     return ApiError(
         f"the body did not arrive within {seconds:g} seconds",
-        None,
+        "body",
         "request_timeout",
         408,
         "timeout_error",
@@ -202,33 +245,47 @@ def too_large(came: Any, most: int) -> ApiError:
     """Return the error of a body of too many bytes."""
     return ApiError(
         f"the body has {came} bytes; expected at most {most}",
-        None,
+        "body",
         "request_too_large",
         413,
         headers={"Connection": "close"},
     )
 
 
-def require_local(headers: Headers) -> None:
+def require_local(headers: Headers, allowed: Collection[str] = ()) -> None:
     """Refuse requests that pages of other sites send through a browser of this machine.
 
-    The header ``Host`` must name this machine, and so must ``Origin``. Raises ``ApiError``.
+    The header ``Host`` must name this machine. ``Origin``, where there is one, must be the page of
+    this server, at the same port, or an allowed one.
+
+    Args:
+        headers: headers of the request.
+        allowed: other origins that may ask.
+
+    Raises:
+        ApiError: the request comes from elsewhere.
     """
-    host, origin = headers.get("host", ""), headers.get("origin")
-    site = host if origin is None else origin.partition("://")[2] or origin
-    if not (is_loopback(_name(host)) and is_loopback(_name(site))):
-        raise ApiError(
-            "the request comes from elsewhere, and the server has no API key; expected a page of"
-            " this server or a program of this machine",
-            None,
-            "forbidden_origin",
-            403,
-            "permission_error",
-        )
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    host = origin_of(f"http://{hosts[0].lower()}") if len(hosts) == 1 else None
+    if host is None or not is_loopback(host.hostname or ""):
+        raise _from_elsewhere("Host", hosts)
+    if not origins or (len(origins) == 1 and origins[0] in allowed):
+        return
+    origin = origin_of(origins[0]) if len(origins) == 1 else None
+    if origin is None or not is_loopback(origin.hostname or "") or _port(origin) != _port(host):
+        raise _from_elsewhere("Origin", origins)
 
 
-def _name(host: str) -> str:
-    """Return the name in a ``Host``, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+def _port(origin: SplitResult) -> int:
+    return PORTS[origin.scheme] if origin.port is None else origin.port
+
+
+def _from_elsewhere(name: str, values: list[str]) -> ApiError:
+    return ApiError(
+        f"{name} is {shown(', '.join(values))}, and the server has no API key; expected a page of"
+        " this server or a program of this machine",
+        name,
+        "forbidden_origin",
+        403,
+        "permission_error",
+    )

@@ -1,17 +1,13 @@
-"""uvicorn with the application: addresses, time limits of connections, the end."""
+"""The server of a command line: its models, its address, its end."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gen.config.model_options import read_options
 from gen.core.errors import GenError, bad_value, unknown
@@ -20,44 +16,8 @@ from gen.engine.engine import MOST_ROWS, MOST_WAITING, Engine
 from gen.pipeline.led import led
 from gen.pipeline.pipeline import Pipeline, load
 from gen.serve.app import make_app
-
-HEAD_SECONDS = 10.0  # in which the head of a request must arrive, from its connection on
-IDLE_SECONDS = 15  # that a connection is kept between requests
-LAST_SECONDS = 10  # that running requests have when the server ends
-LARGEST_HEAD = 32_768  # bytes
-
-
-class Http(H11Protocol):
-    """HTTP/1.1 that closes connections whose requests do not begin in time."""
-
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        """Take a part of a request; the first bytes of a head do not stop the clock."""
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            if self._waiting is None:
-                self._wait()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._waiting = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+from gen.serve.connections import BACKLOG, Server
+from gen.serve.settings import Settings
 
 
 def make_engine(args: argparse.Namespace, load: Callable[..., Pipeline] = load) -> Engine:
@@ -117,7 +77,7 @@ def listening(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=2048)
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
         # connections inherit it: small parts of a stream must not wait for each other
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
@@ -126,23 +86,6 @@ def listening(host: str, port: int) -> socket.socket:
             f"{host}:{port} cannot be used ({error}); expected an address of this machine and a"
             " free port"
         ) from None
-
-
-def make_server(app: Any) -> uvicorn.Server:
-    """Return a server of an application, for a socket that listens."""
-    config = uvicorn.Config(
-        app,
-        http=Http,
-        ws="none",
-        loop="asyncio",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=LAST_SECONDS,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
-    )
-    return uvicorn.Server(config)
 
 
 def serve_until_stopped(args: argparse.Namespace) -> int:
@@ -159,7 +102,7 @@ def serve_until_stopped(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace, engine: Engine) -> int:
     """Carry out ``serve_until_stopped`` with an engine, which is closed."""
     try:
-        server = make_server(make_app(engine, args.settings))
+        server = Server(make_app(engine, args.settings), args.settings.max_connections)
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host
@@ -174,16 +117,17 @@ def _serve(args: argparse.Namespace, engine: Engine) -> int:
 
 
 @contextmanager
-def running(app: Any, host: str = "127.0.0.1", port: int = 0):
+def running(app: Any, host: str = "127.0.0.1", port: int = 0, most: int | None = None):
     """Serve an application in a thread; yield its port, and end it behind.
 
     Args:
         app: the application.
         host: address to listen on.
         port: port; 0 takes a free one.
+        most: connections that may be open; None takes those of ``Settings``.
     """
     bound = listening(host, port)
-    server = make_server(app)
+    server = Server(app, Settings.max_connections if most is None else most)
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     try:

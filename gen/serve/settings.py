@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 from gen.core.errors import GenError, bad_value
 
@@ -27,7 +28,8 @@ class Settings:
         batches: folder of uploaded files and batches; None offers neither.
         deadline: seconds after which a request fails, and the most that a request may ask for.
         body_timeout: seconds in which the body of a request must arrive.
-        send_timeout: seconds in which a client must take what is sent.
+        max_connections: connections that are open at a time, where handles of files allow them.
+        cors: origins such as ``http://localhost:3000`` whose pages may ask and read answers.
         kept_videos: finished videos that are kept in memory; the oldest go first. 0 makes none.
 
     Raises:
@@ -41,19 +43,23 @@ class Settings:
     batches: Path | None = None
     deadline: float = 600.0
     body_timeout: float = 30.0
-    send_timeout: float = 60.0
+    max_connections: int = 2_000
+    cors: tuple[str, ...] = ()
     kept_videos: int = 32
 
     def __post_init__(self) -> None:
         if self.kept_videos < 0:
             raise bad_value("kept_videos", self.kept_videos, "an integer of at least 0")
-        for name in ("max_body", "rate", "max_open"):
+        for name in ("max_body", "rate", "max_open", "max_connections"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise bad_value(name, value, "an integer of at least 1")
-        for name in ("deadline", "body_timeout", "send_timeout"):
+        for name in ("deadline", "body_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise bad_value(name, getattr(self, name), "seconds above 0")
+        for origin in self.cors:
+            if origin_of(origin) is None:
+                raise bad_value("cors", origin, "an origin such as http://localhost:3000")
 
 
 def read_keys(file: str | Path | None, environment: Mapping[str, str] = os.environ) -> tuple:
@@ -78,6 +84,22 @@ def read_keys(file: str | Path | None, environment: Mapping[str, str] = os.envir
     if any(not key.isascii() or not key.isprintable() or " " in key for key in keys):
         raise GenError("an API key holds a space or a letter outside of ASCII; expected neither")
     return tuple(dict.fromkeys(keys))
+
+
+def origin_of(text: str) -> SplitResult | None:
+    """Return the parts of an origin: a scheme, a host and maybe a port, as browsers write them.
+
+    None for any other text, such as ``http://localhost:80@example.org``, whose host is another one.
+    """
+    try:
+        parts = urlsplit(text)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return None
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    is_origin = parts.scheme in ("http", "https") and text == f"{parts.scheme}://{host}{port}"
+    return parts if is_origin and host else None
 
 
 def is_loopback(host: str) -> bool:

@@ -18,7 +18,7 @@ from served import Served, serving
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
-from gen.serve import run
+from gen.serve import connections, run
 from gen.serve.api.samplers import WORDS, require_served
 from gen.serve.app import make_app
 from gen.serve.guards import Rates
@@ -132,7 +132,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 @pytest.mark.slow
 def test_slow_clients_are_cut_off_and_others_are_served(server, monkeypatch):
-    monkeypatch.setattr(run, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
     with with_settings(server, body_timeout=1.0) as port:
         other = Served(server.engine, port)
         slow = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(40)]
@@ -218,7 +218,8 @@ def test_deadlines_are_told_apart(server):
 BAD = {  # message or code, and the body
     "invalid_json": b'{"model": "text", "prompt": ',
     "the body is \\[\\]": b"[]",
-    "is no JSON|invalid_json|parsing": b"[" * 100_000,
+    "nests more than 64": b"[" * 100_000,
+    "body is no JSON": b"[" * 1_500,
     "prompt is missing": {"model": "text"},
     "prompt is 3": {**TASK, "prompt": 3},
     "n is 'two'; expected a valid integer": {**TASK, "n": "two"},
@@ -236,7 +237,7 @@ BAD = {  # message or code, and the body
     "expected a text, and no name of a file": {**TASK, "prefix": "/etc/passwd.txt"},
     "half of a surrogate": b'{"prompt": "\\ud800"}',
     "outside of? the|is outside": {**TASK, "prompt": "<script>alert(1)</script>"},
-    "expected false|expected False": {**TASK, "echo": True},
+    "samplers such as best_of search": {**TASK, "best_of": 3},
     "cannot be parsed at position 0": {**TASK, "structured": {"regex": "("}},
 }
 

@@ -34,6 +34,7 @@ from gen.serve.app import make_app
 from gen.serve.live.routes import PAGE
 from gen.serve.settings import Settings
 
+JSON = {"Content-Type": "application/json"}
 CIRCLE = "a large red circle at the top left"
 
 
@@ -171,7 +172,7 @@ def test_parameters_are_those_that_the_chosen_parts_read(client):
     assert "kl_threshold" in names('{"name": "maskgit", "selector": "klass"}')
     spec = '{"name": "sjd", "w": 1}'
     answer = client.get("/live/sampler", params={"model": "image", "spec": spec})
-    assert answer.status_code == 400 and "parameter" in answer.json()["error"]
+    assert answer.status_code == 400 and "parameter" in answer.json()["error"]["message"]
 
 
 # --- calls
@@ -242,36 +243,45 @@ def test_every_kind_of_media_is_shown_whole(client, model, prompt, kind):
 
 
 @pytest.mark.parametrize(
-    "body, says",
+    "body, param, says",
     [
-        ({"model": "imgae", "prompt": "x"}, "Did you mean 'image'?"),
-        ({"model": "image"}, "prompt is missing"),
-        ({"model": "image", "prompt": "a red blob of nothing"}, ""),
-        ({"model": "image", "prompt": CIRCLE, "sed": 1}, "Did you mean 'seed'?"),
-        ({"model": "image", "prompt": CIRCLE, "seed": -1}, "an integer from 0"),
-        ({"model": "image", "prompt": CIRCLE, "seed": True}, "an integer from 0"),
-        ({"model": "image", "prompt": CIRCLE, "num_samples": 99}, "an integer from 1"),
-        ({"model": "image", "prompt": CIRCLE, "sampling": {"temprature": 1}}, "temperature"),
-        ({"model": "image", "prompt": CIRCLE, "sampling": {"temperature": "1"}}, "finite number"),
-        ({"model": "image", "prompt": CIRCLE, "sampling": {"stop": ["a"]}}, "finite number"),
-        ({"model": "image", "prompt": CIRCLE, "sampler": "sjd"}, "an object"),
-        ({"model": "image", "prompt": CIRCLE, "sampler": {"name": "sdj"}}, "Did you mean"),
-        ({"model": "image", "prompt": CIRCLE, "prefix": "/etc/passwd"}, "name and data"),
-        ({"model": "image", "prompt": CIRCLE, "source": {"name": "a.png", "data": "?"}}, "base64"),
-        ({"model": "image", "prompt": CIRCLE, "source": {"name": "a/../b", "data": ""}}, "ending"),
-        ({"model": "x" * 300, "prompt": "x"}, "at most 200 characters"),
+        ({"model": "imgae", "prompt": "x"}, "model", "Did you mean 'image'?"),
+        ({"prompt": None}, "prompt", "prompt is missing"),
+        ({"prompt": "a red blob of nothing"}, "prompt", ""),
+        ({"sed": 1}, "sed", "Did you mean 'seed'?"),
+        ({"seed": -1}, "seed", "an integer from 0"),
+        ({"seed": True}, "seed", "an integer from 0"),
+        ({"num_samples": 99}, "num_samples", "an integer from 1"),
+        ({"sampling": {"temprature": 1}}, "temprature", "temperature"),
+        ({"sampling": {"temperature": "1"}}, "temperature", "finite number"),
+        ({"sampling": {"stop": ["a"]}}, "stop", "finite number"),
+        ({"sampling": {"max_new_tokens": 10**6}}, "max_new_tokens", "at most 32768"),
+        ({"sampling": {"max_length": 10**6}}, "max_length", "at most 32768"),
+        ({"sampling": {"min_new_tokens": 10**6}}, "min_new_tokens", "at most 32768"),
+        ({"sampling": {"logprobs": 10**6}}, "logprobs", "at most 20"),
+        ({"sampler": "sjd"}, "sampler", "an object"),
+        ({"sampler": {"name": "sdj"}}, "sampler", "Did you mean"),
+        ({"sampler": {}}, "sampler.name", "expected the name of a sampler"),
+        ({"prefix": "/etc/passwd"}, "prefix", "name and data"),
+        ({"source": {"name": "a.png", "data": "?"}}, "source.data", "base64"),
+        ({"source": {"name": "a/../b", "data": ""}}, "source.name", "ending"),
+        ({"model": "x" * 300}, "model", "at most 200 characters"),
     ],
 )
-def test_bad_calls_are_answered_with_400_and_one_message(client, body, says):
-    answer = client.post("/live/generate", json=body)
+def test_bad_calls_are_answered_with_400_and_one_message(client, body, param, says):
+    asked = {"model": "image", "prompt": CIRCLE, **body}
+    answer = client.post("/live/generate", json={k: v for k, v in asked.items() if v is not None})
     error = answer.json()["error"]
-    assert answer.status_code == 400 and says in error and "\n" not in error
+    assert (answer.status_code, error["param"]) == (400, param) and error["code"]
+    assert says in error["message"] and "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 9999, b"\xff", b"NaN"])
 def test_what_is_no_json_object_is_refused(client, body):
     for path in ("generate", "copy", "cancel", "prefix"):
-        assert client.post(f"/live/{path}", content=body).status_code == 400
+        answer = client.post(f"/live/{path}", content=body, headers=JSON)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "body"
+        assert client.post(f"/live/{path}", content=body).status_code == 415
 
 
 @pytest.mark.parametrize(
@@ -281,7 +291,7 @@ def test_a_call_names_no_path_of_the_server(client, model):
     sampler = {"name": "speculative", "draft_model": model}
     body = {"model": "image", "prompt": CIRCLE, "sampler": sampler}
     answer = client.post("/live/generate", json=body)
-    assert answer.status_code == 400 and "cannot name files" in answer.json()["error"]
+    assert answer.status_code == 400 and "cannot name files" in answer.json()["error"]["message"]
 
 
 def test_a_call_names_models_that_are_served(client):

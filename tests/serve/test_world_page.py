@@ -85,7 +85,8 @@ def test_bad_requests_are_answered_with_400_and_one_message(worlds, path, body, 
     body = body.replace(b"SESSION", json.dumps(session).encode())
     answer = worlds.answer("POST", f"/world/{path}", body)
     error = json.loads(answer.body)["error"]
-    assert answer.status == 400 and says in error and "\n" not in error
+    assert answer.status == 400 and says in error["message"] and "\n" not in error["message"]
+    assert error["param"] in error["message"] and error["code"] == "invalid_value"
 
 
 def test_a_clip_is_the_frames_that_were_asked_for(worlds):

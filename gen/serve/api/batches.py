@@ -33,6 +33,7 @@ from gen.core.errors import GenError, shown, unknown
 from gen.core.files import put_text
 from gen.jobs.signals import STOPPED
 from gen.serve.api.batch_jobs import ENDPOINTS, JobPlan, results
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Calls
 from gen.serve.api.errors import LOG, ApiError
 from gen.serve.api.fields import Fields, Name
@@ -62,7 +63,7 @@ class BatchRequest(Fields):
     input_file_id: Name
     endpoint: Name
     completion_window: Literal["24h"] = "24h"
-    metadata: dict[Name, Name] | None = None
+    metadata: dict[Name, Name] | None = Field(None, max_length=64)
 
 
 class Folder:
@@ -283,7 +284,7 @@ class Batches:
         """Write the output and the errors of a batch, and how it ended."""
         folder = self.folder.batch(name)
         found: dict[bool, list[str]] = {True: [], False: []}
-        for is_good, line in results(folder, failure):
+        for is_good, line in results(self.calls, folder, failure):
             found[is_good].append(json.dumps(line) + "\n")
         with self.lock:
             batch = read(folder / "batch.json")
@@ -302,7 +303,7 @@ def existing(batches: Batches | None) -> Batches:
     """Return the batches. Raises ``ApiError`` where the server has no folder for them."""
     if batches is None:
         message = "the server keeps no files; expected gen serve --batches FOLDER"
-        raise ApiError(message, None, "no_batches", 404)
+        raise ApiError(message, "path", "no_batches", 404)
     return batches
 
 
@@ -353,7 +354,7 @@ def file_router(batches: Batches | None) -> APIRouter:
 
 def batch_router(batches: Batches | None) -> APIRouter:
     """Return the routes of batches; they refuse without a folder."""
-    router = APIRouter(tags=["batches"])
+    router = APIRouter(tags=["batches"], route_class=BodyRoute)
 
     def store() -> Batches:
         return existing(batches)

@@ -20,7 +20,7 @@ from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.request import GenerationRequest
 from gen.pipeline.scoring import Check
-from gen.serve.api.errors import ApiError, as_api_error
+from gen.serve.api.errors import ApiError
 from gen.tokenizers.base.text_bytes import TextBytes
 
 Given = str | list[str] | list[int] | list[list[int]]
@@ -55,7 +55,7 @@ def raw(prompt: str | list[int], modality: Modality, param: str = "prompt") -> s
         ids = modality.raw_ids(prompt) if isinstance(prompt, str) else prompt
         return prompt if ids is None else Condition.of({"tokens": ids})
     except GenError as error:
-        raise as_api_error(error, param) from None
+        raise ApiError(str(error), param, "invalid_value") from None
 
 
 @dataclass(frozen=True)

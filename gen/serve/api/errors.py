@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
 
 LOG = logging.getLogger("gen.serve")
 INVALID, RATE, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+RESTART_SECONDS = 5  # after which a client may try a server again that ended
 CLOSED = 499  # status of a request whose client left; nobody reads it
 # messages of gen, and the parameter that they are about
 ABOUT = (
@@ -29,6 +31,11 @@ ABOUT = (
     (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
+    (r"^parameters of function\b", "tools"),
+    (r"^unknown (model) ", r"\1"),
+    (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
+    (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
+    (r"^([a-z]\w*(?:\.\w+)*) is (?:missing\b|.*; expected )", r"\1"),
 )
 TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -75,6 +82,20 @@ def too_many(message: str, seconds: float, code: str) -> ApiError:
     return ApiError(message, None, code, 429, RATE, after)
 
 
+def server_ends() -> ApiError:
+    """Return the error of a request that is not done when the server ends."""
+    message = "the server ends before the request is done; expected another try"
+    after = {"Retry-After": str(RESTART_SECONDS)}
+    return ApiError(message, None, "server_shutting_down", 503, SERVER, after)
+
+
+def event_of(error: ApiError, is_page: bool = False) -> bytes:
+    """Return an error as the last event of a stream; those of the page have names."""
+    name = "event: error\n" if is_page else ""
+    body = error.body["error"] if is_page else error.body
+    return f"{name}data: {json.dumps(body)}\n\n".encode()
+
+
 def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
     """Return any error of a request as a refusal.
 
@@ -106,35 +127,43 @@ def of_validation(errors: RequestValidationError) -> ApiError:
     """Return the first error of a body, query or path that does not fit its schema."""
     error = errors.errors()[0]
     inner = error.get("ctx", {}).get("error")
-    if isinstance(inner, ApiError):
-        return inner
     param = _param_of(error)
+    if isinstance(inner, ApiError):
+        if param and inner.param:  # of an object inside of the body
+            inner.param = f"{param}.{inner.param}"
+        return inner
     if error["type"] == "json_invalid":
-        return ApiError(f"the body is no JSON: {error['ctx']['error']}", None, "invalid_json")
+        return ApiError(f"the body is no JSON: {error['ctx']['error']}", "body", "invalid_json")
     if error["type"] == "missing":
-        return ApiError(f"{param or 'the body'} is missing", param, "missing_parameter")
+        name = param or "body"
+        return ApiError(f"{param or 'the body'} is missing", name, "missing_parameter")
     about = [e["msg"] for e in errors.errors() if _param_of(e) == param]  # one for each type
     texts = [re.sub(r"^(Input|Value|String|List) should (be|have) ?", "", text) for text in about]
     expected = " or ".join(dict.fromkeys(texts))[:300]
     message = f"{param or 'the body'} is {shown(error.get('input'))}; expected {expected}"
     code = "invalid_type" if error["type"].endswith("_type") else "invalid_value"
-    return ApiError(message, param, code)
+    return ApiError(message, param or "body", code)
 
 
 def _param_of(error: Mapping[str, Any]) -> str | None:
     """Return the parameter that pydantic's error is about, without the types that it tried."""
     parts = [str(part) for part in error["loc"][1:] if part not in TYPES]
-    return ".".join(part for part in parts if re.fullmatch(r"\w+", part)) or None
+    # members of unions are in the location too: classes, and types such as list[Part]
+    return ".".join(p for p in parts if re.fullmatch(r"\w+", p) and not p[0].isupper()) or None
 
 
-def of_http(error: HTTPException, path: str = "") -> ApiError:
+def of_http(error: HTTPException, method: str, path: str) -> ApiError:
     """Return the error of a path or method that does not exist, or of a broken form."""
-    message = str(error.detail)
+    message, param, code = str(error.detail), "body", "invalid_body"
     if error.status_code == 404:
         message = f"there is no {shown(path)[1:-1]}; expected a path of /openapi.json"
+        param, code = "path", "not_found"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{shown(path)[1:-1]} has no {shown(method)[1:-1]}; expected {allowed}"
+        param, code = "method", "method_not_allowed"
     kind = STATUS_KINDS.get(error.status_code, INVALID if error.status_code < 500 else SERVER)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ApiError(message, None, code, error.status_code, kind, error.headers)
+    return ApiError(message, param, code, error.status_code, kind, error.headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -146,7 +175,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException):
-        return of_http(error, request.url.path).response()
+        return of_http(error, request.method, request.url.path).response()
 
     @app.exception_handler(GenError)
     async def refused(request: Request, error: GenError):

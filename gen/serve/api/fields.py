@@ -7,10 +7,17 @@ field is refused with the nearest name, and NaN and infinity wherever they stand
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import NoneType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from gen.core.errors import hint, listed, shown
 from gen.core.sampling_params import SAMPLING_FIELDS
@@ -19,13 +26,14 @@ from gen.serve.api.samplers import require_served
 
 DEEPEST = 64  # lists and objects in each other
 MOST_TOKENS = 32_768  # of an output
+MOST_LOGPROBS = 20  # of a token
+MOST_PROMPTS = 2048
 MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
-Name = Annotated[str, StringConstraints(max_length=200)]
-MOST_PROMPTS = 2048
 Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-TokenIds = Annotated[list[int], Field(max_length=100_000)]
-IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS)]
+TokenIds = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
+IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+Name = Annotated[str, StringConstraints(max_length=200)]
 
 
 class Fields(BaseModel):
@@ -61,13 +69,24 @@ def require_finite(value: Any, name: str, depth: int = 0) -> None:
         except UnicodeEncodeError:
             message = f"{name} holds half of a surrogate pair; expected text in Unicode"
             raise ApiError(message, name, "invalid_value") from None
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not (_is_plain(value) and _is_plain(value.values())):
         for key, inner in value.items():
             require_finite(key, param, depth + 1)
             require_finite(inner, f"{name}.{key}"[:200], depth + 1)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and not _is_plain(value):
         for n, inner in enumerate(value):
             require_finite(inner, f"{name}.{n}"[:200], depth + 1)
+
+
+def _is_plain(values: Collection[Any]) -> bool:
+    """Return True for values that are fine at a glance, such as a list of ids: one pass of C each
+    for their types, and for texts and fractions."""
+    kinds = set(map(type, values)) - {int, bool, NoneType}
+    if kinds == {str}:
+        return all(map(str.isascii, (v for v in values if type(v) is str)))
+    if kinds == {float}:
+        return all(map(math.isfinite, (v for v in values if type(v) is float)))
+    return not kinds
 
 
 class SamplerFields(Fields):
@@ -92,7 +111,7 @@ class SamplerFields(Fields):
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
-    bad_words: list[str | list[int]] | None = Field(None, max_length=1024)
+    bad_words: list[str | TokenIds] | None = Field(None, max_length=1024)
 
     def chosen_sampler(self) -> str | dict[str, Any] | None:
         """Return the sampler. Raises ``ApiError`` for one that names files or code."""

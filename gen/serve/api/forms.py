@@ -10,17 +10,18 @@ import re
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from gen.core.errors import shown
+from gen.serve.api.bodies import JSON, checked, parsed, require_type, validated
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import Fields
 
 F = TypeVar("F", bound=Fields)
 Files = dict[str, list[bytes]]
+Texts = list[tuple[str, list[str], str]]  # name of a field, names in it, its text
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 MOST_FIELDS, MOST_FILES = 200, 16
 KEY = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 
@@ -37,42 +38,26 @@ async def body_of(request: Request, model: type[F], files: Collection[str] = ())
         ApiError: the body cannot be read.
         RequestValidationError: a field does not fit.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
-        values, found = await _form(request, files)
+    if require_type(request, JSON, *FORMS) == JSON:
+        content = await request.body()
+        read_json = lambda: validated(model, parsed(content))  # noqa: E731
+        return await checked(request, len(content), read_json), {}
+    texts, found = await _form(request, files)
+
+    def read() -> F:
+        values: dict[str, Any] = {}
+        for name, inner, text in texts:
+            _put(values, name, inner, text)
         # texts of a form may stand for numbers; a file stands for its field
         placed = {**values, **{name: "" for name in found if name in model.model_fields}}
-        return _validated(model, placed, strict=False), found
-    if kind not in ("application/json", ""):
-        raise ApiError(
-            f"the body is {shown(kind)}; expected application/json or multipart/form-data",
-            None,
-            "unsupported_media_type",
-            415,
-        )
-    return _validated(model, parsed(await request.body()), strict=True), {}
+        return validated(model, placed, strict=False)
+
+    return await checked(request, sum(len(text) for _, _, text in texts), read), found
 
 
-def parsed(body: bytes | str) -> Any:
-    """Return the value of some JSON. Raises ``ApiError`` for anything else."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        message = f"the body is no JSON: {error}"
-        raise ApiError(message, None, "invalid_json") from None
-
-
-def _validated(model: type[F], values: Any, strict: bool) -> F:
-    try:
-        return model.model_validate(values, strict=strict)
-    except ValidationError as error:
-        problems = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
-        raise RequestValidationError(problems, body=values) from None
-
-
-async def _form(request: Request, names: Collection[str]) -> tuple[dict[str, Any], Files]:
+async def _form(request: Request, names: Collection[str]) -> tuple[Texts, Files]:
     """Return the fields and the files of a form."""
-    values: dict[str, Any] = {}
+    texts: Texts = []
     files: Files = {}
     async with request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS) as form:
         for key, value in form.multi_items():
@@ -86,15 +71,15 @@ async def _form(request: Request, names: Collection[str]) -> tuple[dict[str, Any
                     raise ApiError(message, name[:100], "invalid_type")
                 files.setdefault(name, []).append(await value.read())
             else:
-                _put(values, name, inner, value)
-    return values, files
+                texts.append((name, inner, value))
+    return texts, files
 
 
 def _put(values: dict[str, Any], name: str, inner: list[str], text: str) -> None:
     """Put the text of a field where its key says."""
     if not inner:
         is_json = text[:1] in "{[" and text[:1]
-        values[name] = parsed(text) if is_json and name not in TEXTS else text
+        values[name] = parsed(text.encode()) if is_json and name not in TEXTS else text
         return
     if inner == [""]:
         several = values.setdefault(name, [])

@@ -16,6 +16,7 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import Name, SamplerFields, Text, only
@@ -75,7 +76,7 @@ class EditRequest(ImageFields):
 
 def image_router(calls: Calls) -> APIRouter:
     """Return the routes of images."""
-    router = APIRouter(tags=["images"])
+    router = APIRouter(tags=["images"], route_class=BodyRoute)
 
     @router.post("/v1/images/generations")
     async def generations(body: ImageRequest, request: Request) -> Any:

@@ -19,6 +19,7 @@ from gen.core.condition_parts import FILES
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
 from gen.pipeline.output import PipelineOutput
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Calls, Wanted, item_info
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import MOST_FRAMES, Name, SamplerFields, Text
@@ -64,7 +65,7 @@ class ActionRequest(SamplerFields):
 
 def motion_router(calls: Calls) -> APIRouter:
     """Return the routes of motions and actions."""
-    router = APIRouter(tags=["motion and action"])
+    router = APIRouter(tags=["motion and action"], route_class=BodyRoute)
 
     @router.post("/v1/motions")
     async def motions(body: MotionRequest, request: Request) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def require_served(spec: Any) -> None:
     A parameter that takes text and is empty by default stands for something to load: a draft
     model, a trained part, a table. It may name a model of the package or a registered part. No
     text may be an import path, and none may hold a slash unless a parameter has it by default.
-    Whole numbers are at most ``MOST``, those of a search at most ``MOST_CANDIDATES``.
+    An object has a name and at most ``MOST`` values. Whole numbers are at most ``MOST``, those of a
+    search at most ``MOST_CANDIDATES``.
 
     Args:
         spec: name of the sampler, or its name and parameters.
@@ -36,6 +37,12 @@ def require_served(spec: Any) -> None:
     Raises:
         ApiError: the sampler names something else.
     """
+    if isinstance(spec, Mapping) and not isinstance(spec.get("name"), str):
+        came = "missing" if "name" not in spec else shown(spec["name"])
+        message = f"sampler.name is {came}; expected the name of a sampler"
+        raise ApiError(message, "sampler.name", "invalid_value")
+    if isinstance(spec, Mapping):
+        _require_few(spec)
     _require(spec, "sampler", 0, MOST_SEARCHES)
 
 
@@ -64,6 +71,21 @@ def _require(spec: Any, where: str, depth: int, searches: int) -> None:
             else:
                 is_part = key == "name" or key in parts
                 _require_word(inner, f"{where}.{key}", str(defaults.get(key)), is_part)
+
+
+def _require_few(spec: Mapping[str, Any]) -> None:
+    """Refuse a sampler of too many values, before they are looked at. Raises ``ApiError``."""
+    left: list[Any] = [spec]
+    count = 0
+    while left:
+        value = left.pop()
+        inner = value.values() if isinstance(value, Mapping) else value
+        if isinstance(value, list | Mapping):
+            count += len(value)
+            if count > MOST:
+                message = f"sampler has more than {MOST} values"
+                raise ApiError(message, "sampler", "invalid_value")
+            left.extend(inner)
 
 
 def _is_search(spec: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from gen.core.errors import hint, shown
 from gen.modalities.speech.modality import SpeechModality
 from gen.modalities.speech.synth import SPEEDS, VOICES
 from gen.pipeline.streaming import Chunk
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, info_headers, item_info
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import Fields, Name, SamplerFields, Text, only
@@ -112,7 +113,7 @@ def _one_of(param: str, value: Any, known: tuple[str, ...]) -> str:
 
 def speech_router(calls: Calls) -> APIRouter:
     """Return the routes of sounds."""
-    router = APIRouter(tags=["audio"])
+    router = APIRouter(tags=["audio"], route_class=BodyRoute)
 
     @router.post("/v1/audio/speech", response_class=Response)
     async def speech(body: SpeechRequest, request: Request) -> Response:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from math import isnan
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -17,15 +16,16 @@ from starlette.concurrency import run_in_threadpool
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
-from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
-from gen.serve.api.echo import Echo, known, listed, no_tokens, raw, scoring, usage_details
+from gen.serve.api.echo import Echo, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import (
+    MOST_LOGPROBS,
     MOST_TOKENS,
     Fields,
     IdLists,
@@ -36,10 +36,27 @@ from gen.serve.api.fields import (
     TokenIds,
     only,
 )
-from gen.tokenizers.base.text_bytes import BROKEN
+from gen.serve.api.neutral import NeutralFields
+from gen.serve.api.shapes import Chats, Completions
+from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
 
-MOST, MOST_LOGPROBS = 128, 20
+MOST = 128
 END = b"data: [DONE]\n\n"
+VALUE = {"$ref": "#/$defs/value"}
+ANY_OBJECT = {  # of response_format json_object
+    "type": "object",
+    "additionalProperties": VALUE,
+    "$defs": {
+        "value": {
+            "anyOf": [
+                {"type": ["string", "number", "boolean", "null"]},
+                {"type": "array", "items": VALUE},
+                {"type": "object", "additionalProperties": VALUE},
+            ]
+        }
+    },
+}
+DEEPEST_ANY = 5  # values of an object of any kind in each other
 
 
 class StreamOptions(Fields):
@@ -63,6 +80,20 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_schema", "json_object"]
     json_schema: JsonSchema | None = None
+
+    def schema_of(self) -> dict[str, Any] | None:
+        """Return the schema; None for any text. Raises ``ApiError`` where it is missing."""
+        if self.type == "json_object":
+            return ANY_OBJECT
+        if self.type == "text":
+            return None
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            message = (
+                f"response_format is {self.type!r} without a schema; expected"
+                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            )
+            raise ApiError(message, "response_format", "missing_parameter")
+        return self.json_schema.schema_
 
 
 class TextFields(SamplerFields):
@@ -120,7 +151,7 @@ class CompletionRequest(TextFields):
         return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
 
-class ChatRequest(TextFields):
+class ChatRequest(TextFields, NeutralFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
@@ -129,37 +160,44 @@ class ChatRequest(TextFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    store: bool | None = None
-    metadata: dict[str, Name] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        elif self.top_logprobs is not None:
+        elif self.top_logprobs:
             message = f"top_logprobs is {self.top_logprobs} without logprobs; expected logprobs"
             raise ApiError(message, "top_logprobs", "invalid_value")
-        if self.response_format is not None and self.response_format.type != "text":
-            values["structured"] = self._structured(self.response_format)
         return values
 
-    def _structured(self, form: ResponseFormat) -> dict[str, Any]:
-        """Return the rule of a response format. Raises ``ApiError``."""
+    def tool_use(self, modality: Modality) -> ToolUse | None:
+        """Return what the answer may call; None for nothing. Raises ``ApiError``."""
+        choice = chosen(self.tool_choice)
+        return ToolUse.of(modality, functions_of(self.tools), choice, self.parallel_tool_calls)
+
+    def rule(self, use: ToolUse | None) -> dict[str, Any]:
+        """Return the sampling parameter ``structured`` where tools or a response format ask for
+        one. Raises ``ApiError`` for two rules."""
+        form = self.response_format
+        schema = None if form is None else form.schema_of()
+        if schema is None and use is None:
+            return {}
+        param = "response_format" if use is None else "tools"
         if self.structured is not None:
-            message = "structured and response_format are both given; expected one of them"
-            raise ApiError(message, "response_format", "invalid_value")
-        if form.json_schema is None or form.json_schema.schema_ is None:
-            message = (
-                f"response_format is {form.type!r} without a schema; expected"
-                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
-            )
-            raise ApiError(message, "response_format", "invalid_value")
-        return {"json_schema": form.json_schema.schema_}
+            message = f"structured and {param} are both given; expected one of them"
+            raise ApiError(message, param, "invalid_value")
+        if use is not None:
+            return {"structured": use.rule(schema)}
+        depth = {"max_depth": DEEPEST_ANY} if schema is ANY_OBJECT else {}
+        return {"structured": {"json_schema": schema, **depth}}
 
 
 def text_router(calls: Calls) -> APIRouter:
     """Return the routes of texts."""
-    router = APIRouter(tags=["text"])
+    router = APIRouter(tags=["text"], route_class=BodyRoute)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
@@ -179,7 +217,7 @@ def text_router(calls: Calls) -> APIRouter:
         calls.served(body.model, ("text",), "/v1/chat/completions")
         pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
         wanted = await run_in_threadpool(wanted_chat, body, pipe.modality)
-        return await _answer(calls, body, wanted, request, Chats())
+        return await _answer(calls, body, wanted, request, Chats(body.tool_use(pipe.modality)))
 
     return router
 
@@ -216,8 +254,10 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     Raises:
         ApiError: the model takes no such conversation.
     """
-    condition = condition_of(body.messages, "messages" in modality.accepts)
-    limits = body.limits("max_tokens", "max_completion_tokens")
+    use = body.tool_use(modality)
+    tools = () if use is None else use.tools
+    condition = condition_of(body.messages, "messages" in modality.accepts, tools)
+    limits = body.limits("max_tokens", "max_completion_tokens") | body.rule(use)
     return Wanted.of(
         body,
         body.model,
@@ -229,100 +269,6 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     )
 
 
-class Completions:
-    """Shape of the responses of ``/v1/completions``.
-
-    Args:
-        echo: prompts that texts begin with.
-    """
-
-    name, prefix = "text_completion", "cmpl"
-
-    def __init__(self, echo: Echo | None = None):
-        self.echo = echo or Echo()
-
-    def whole(self, text: str) -> dict[str, Any]:
-        """Return what a choice says of its text."""
-        return {"text": text}
-
-    def first(self, i: int) -> dict[str, Any] | None:
-        """Return what choice ``i`` of a stream says before its text."""
-        return self.part(self.echo.text(i)) if self.echo.texts else None
-
-    def part(self, text: str) -> dict[str, Any]:
-        """Return what a choice of a stream says of a part of its text."""
-        return {"text": text}
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of a choice.
-
-        Args:
-            found: log-probabilities of its tokens.
-            start: characters that were given.
-        """
-        tokens = [token for token in found if token is not None]
-        return {
-            "tokens": [token.text or "" for token in tokens],
-            "token_logprobs": [known(token.logprob) for token in tokens],
-            "top_logprobs": [None if isnan(t.logprob) else _by_text(t) for t in tokens],
-            "text_offset": _offsets(tokens, start),
-        }
-
-
-class Chats(Completions):
-    """Shape of the responses of ``/v1/chat/completions``."""
-
-    name, prefix = "chat.completion", "chatcmpl"
-
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def first(self, i: int) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        def said(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
-            if raw is None and BROKEN not in text:  # special tokens are spelt
-                raw = text.encode()
-            numbers = None if raw is None else list(raw)
-            return {"token": text, "logprob": known(logprob), "bytes": numbers}
-
-        content = []
-        for t in found:
-            if t is not None:
-                tops = zip(t.top_texts or (), t.top_bytes or (), t.top, strict=True)
-                top = [said(text, raw, x) for text, raw, (_, x) in tops]
-                own = said(t.text or "", t.text_bytes, t.logprob)
-                content.append({**own, "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-
-def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return log-probabilities by text. Of equal texts of several tokens one keeps its text, that
-    of the drawn token first; the others are spelt ``token_id:7``."""
-    taken, found = {token.text: token.token_id}, {}
-    for text, (token_id, x) in zip(token.top_texts or (), token.top, strict=True):
-        own = taken.setdefault(text, token_id) == token_id
-        found[text if own else f"token_id:{token_id}"] = known(x)
-    return found
-
-
-def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
-    """Return the position of each token in the text, in characters: that of the character that it
-    belongs to."""
-    decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
-    for token in tokens:
-        raw = token.text_bytes or b""
-        start += len(decoder.decode(raw[:1]))
-        is_inside = bool(decoder.getstate()[0]) or not raw  # of a character that is not over
-        offsets.append(start if is_inside else start - 1)
-        start += len(decoder.decode(raw[1:]))
-    return offsets
-
-
 async def _answer(
     calls: Calls, body: TextFields, wanted: Wanted, request: Request, shape: Completions
 ) -> Any:
@@ -331,6 +277,7 @@ async def _answer(
         "id": f"{shape.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": body.model,
+        **shape.head(),
     }
     if body.stream:
         call = await calls.start(wanted, stream=True)
@@ -345,8 +292,7 @@ async def _answer(
     choices = [
         {
             "index": i,
-            **shape.whole(text),
-            "finish_reason": finished[i],
+            **shape.whole(text, finished[i]),
             "logprobs": None if logprobs is None else shape.logprobs(logprobs[i], given),
             "gen": item_info(output, i),
         }
@@ -363,22 +309,27 @@ async def _events(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     nothing: dict[str, Any] = {"usage": None} if with_usage else {}
 
-    def said(i: int, what: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": i, **what, "finish_reason": reason, "logprobs": None, **more}
+    def said(i: int, what: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": i, "finish_reason": None, "logprobs": None, **what, **more}
         return event({**head, "choices": [choice], **nothing})
 
-    for i in range(len(call.ticket.request.items)):
-        if (opening := shape.first(i)) is not None:
+    writers = [shape.stream(i) for i in range(len(call.ticket.request.items))]
+    for i, writer in enumerate(writers):
+        for opening in writer.first():
             yield said(i, opening)
     async for chunk in call.chunks(first):
-        yield said(chunk.item.index, shape.part(chunk.media))
+        for part in writers[chunk.item.index].part(chunk.media):
+            yield said(chunk.item.index, part)
     output = shape.echo.before(await call.output())
     finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
         if output.logprobs is not None:
             more["logprobs"] = shape.logprobs(output.logprobs[i], len(body.prefix or ""))
-        yield said(i, shape.part(""), reason, **more)
+        *rest, last = writers[i].last(reason)
+        for part in rest:
+            yield said(i, part)
+        yield said(i, last, **more)
     if with_usage:
         counts = await run_in_threadpool(usage, call.calls, body, output)
         yield event({**head, "choices": [], "usage": counts})
@@ -386,7 +337,8 @@ async def _events(
 
 
 def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
-    """Return why each text ended: ``stop`` at an end or a stop text, or ``length``."""
+    """Return why each text ended: ``stop`` at an end, a stop text or the end of a structure, or
+    ``length``."""
     pipe = calls.engine.models.pipeline(body.model)
     _, binding, frontend = pipe.bound(output.model)
     ends = {*binding.space.ends, *output.sampling.stop_token_ids}
@@ -396,8 +348,24 @@ def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> l
             reasons.append("stop")
             continue
         text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)
-        reasons.append("stop" if any(s in text for s in output.sampling.stop) else "length")
+        is_over = any(s in text for s in output.sampling.stop)
+        is_over = is_over or (is_json(output.sampling.structured) and is_whole_json(text))
+        reasons.append("stop" if is_over else "length")
     return reasons
+
+
+def is_json(rule: Mapping[str, Any] | None) -> bool:
+    """Return whether a rule asks for JSON."""
+    return rule is not None and ("json_schema" in rule or rule.get("text") is not None)
+
+
+def is_whole_json(text: str) -> bool:
+    """Return whether a text is a JSON value."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
+from gen.serve.api.bodies import parsed
+from gen.serve.api.fields import MOST_LOGPROBS, MOST_TOKENS, require_finite
 from gen.serve.api.samplers import require_served
 from gen.serve.live.media import read_file
 
@@ -20,6 +22,11 @@ MOST_SAMPLES = 8
 MOST_PREVIEWS = 64
 LONGEST_PROMPT = 20_000  # characters
 LARGEST_SEED = 2**31 - 1
+# sampling parameters, and the most that a request may ask for
+LIMITS = {
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "max_length"), MOST_TOKENS),
+    "logprobs": MOST_LOGPROBS,
+}
 # starts of a call, and the names of their files in the copied call
 FILES = ("source", "mask", "prefix")
 KEYS = (
@@ -78,6 +85,8 @@ class LiveRequest:
         for name, value in self.sampling.items():
             if not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise bad_value(f"sampling.{name}", value, "a finite number")
+            if value > LIMITS.get(name, math.inf):
+                raise bad_value(f"sampling.{name}", value, f"at most {LIMITS[name]}")
         for name, file in self.files.items():
             if not isinstance(file, Mapping) or not all(
                 isinstance(file.get(key), str) for key in ("name", "data")
@@ -129,11 +138,8 @@ class LiveRequest:
 
 def read_object(content: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Raises ``GenError`` for anything else."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        value = None
+    value = parsed(content)
     if not isinstance(value, dict):
-        text = shown(content[:1000].decode(errors="replace"))
-        raise GenError(f"the body is {text}; expected a JSON object")
+        raise GenError(f"the body is {shown(value)}; expected a JSON object")
+    require_finite(value, "body")
     return value

@@ -11,8 +11,7 @@
     POST /live/prefix        a file and a share of it -> the file of its beginning
     *    /world...           the playable world (``gen.serve.world.worlds``)
 
-A reader who leaves cancels the call. Requests of other pages are refused: the header ``Origin``,
-where there is one, must name this server.
+A reader who leaves cancels the call. Errors and bounds are those of the API.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, shown, unknown
 from gen.engine.engine import Engine
-from gen.engine.ticket import QueueFull
+from gen.serve.api.bodies import JSON, checked, require_type
+from gen.serve.api.errors import STATUS_KINDS, ApiError, as_api_error
 from gen.serve.live.catalogue import (
     describe_model,
     describe_parameters,
@@ -44,11 +43,11 @@ from gen.serve.live.events import Events
 from gen.serve.live.media import as_file, read_file
 from gen.serve.live.request import LiveRequest, read_object
 from gen.serve.world.server import HEADERS as WORLD_HEADERS
-from gen.serve.world.worlds import Worlds
+from gen.serve.world.worlds import MOST_BYTES, Worlds
 
 PAGE = Path(__file__).with_name("page")
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-MOST_BYTES = 32 << 20  # of a request: media to edit or to continue, in base64
+PLAYED = 4  # requests of worlds that are answered at a time; others wait
 SILENCE = 10.0  # seconds after which a waiting reader gets a comment
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -86,15 +85,22 @@ def _add_page(router: APIRouter) -> None:
 
     @router.get("/static/{name}")
     def page_file(name: str) -> Response:
-        return _file(files[name]) if name in files else _refusal("no such file", 404)
+        return _file(files[name]) if name in files else _refusal(missing(name))
 
 
 def _file(path: Path) -> Response:
     return FileResponse(path, media_type=KINDS[path.suffix[1:]], headers=HEADERS)
 
 
-def _refusal(message: str, status: int, **headers: str) -> Response:
-    return JSONResponse({"error": message}, status, {**HEADERS, **headers})
+def missing(name: str) -> ApiError:
+    """Return the error of a file that the page does not have."""
+    message = f"there is no file {shown(name)}"
+    return ApiError(message, "path", "not_found", 404, STATUS_KINDS[404])
+
+
+def _refusal(error: GenError, param: str = "body") -> Response:
+    refused = as_api_error(error, param)
+    return JSONResponse(refused.body, refused.status, {**HEADERS, **refused.headers})
 
 
 async def _answer(work: Callable[..., Any], *args: Any) -> Response:
@@ -102,7 +108,7 @@ async def _answer(work: Callable[..., Any], *args: Any) -> Response:
     try:
         return JSONResponse(await run_in_threadpool(work, *args), headers=HEADERS)
     except GenError as error:
-        return _refusal(str(error), 400)
+        return _refusal(error)
 
 
 def _add_catalogue(router: APIRouter, engine: Engine) -> None:
@@ -119,54 +125,31 @@ def _add_catalogue(router: APIRouter, engine: Engine) -> None:
         return await _answer(lambda: describe_parameters(engine, model, read_spec(spec)))
 
 
-class _Refused(Exception):
-    """Request that is not read."""
-
-    def __init__(self, message: str, status: int):
-        super().__init__(message)
-        self.status = status
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body of a request of the page itself.
-
-    Raises:
-        _Refused: another page sent it, or it is too large.
-    """
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise _Refused("a request of another page; expected one of this server", 403)
-    content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > MOST_BYTES:
-            raise _Refused(f"a request of more than {MOST_BYTES} bytes", 413)
-    return bytes(content)
-
-
 def _add_calls(router: APIRouter, engine: Engine, deadline: float | None) -> None:
     running: dict[str, Events] = {}
 
+    async def read(request: Request) -> dict[str, Any]:
+        require_type(request, JSON)
+        content = await request.body()
+        return await checked(request, len(content), lambda: read_object(content))
+
     async def post(request: Request, work: Callable[[dict[str, Any]], Any]) -> Response:
         try:
-            content = await _body(request)
-        except _Refused as refused:
-            return _refusal(str(refused), refused.status)
-        return await _answer(lambda: work(read_object(content)))
+            asked = await read(request)
+        except GenError as error:
+            return _refusal(error)
+        return await _answer(work, asked)
 
     @router.post("/live/generate")
     async def generate(request: Request) -> Response:
         try:
-            content, loop = await _body(request), asyncio.get_running_loop()
-            asked = await run_in_threadpool(lambda: LiveRequest.read(read_object(content)))
-            events = await run_in_threadpool(Events.submit, engine, asked, loop, deadline)
-        except _Refused as refused:
-            return _refusal(str(refused), refused.status)
-        except QueueFull as full:
-            wait = str(max(1, round(full.retry_after)))
-            return _refusal(str(full), 429, **{"Retry-After": wait})
+            asked, loop = LiveRequest.read(await read(request)), asyncio.get_running_loop()
         except GenError as error:
-            return _refusal(str(error), 400)
+            return _refusal(error)
+        try:
+            events = await run_in_threadpool(Events.submit, engine, asked, loop, deadline)
+        except GenError as error:
+            return _refusal(error, "prompt")
         running[events.id] = events
         stream = _written(events, lambda: running.pop(events.id, None))
         headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -235,28 +218,29 @@ def _beginning(engine: Engine, asked: dict[str, Any]) -> dict[str, str]:
 
 def _add_world(router: APIRouter, engine: Engine) -> None:
     made: list[Worlds] = []
-    lock = threading.Lock()
+    lock, turns = threading.Lock(), asyncio.Semaphore(PLAYED)
 
     def worlds() -> Worlds:
         with lock:  # the first visitor loads the model
             if not made:
                 served = {model.modality: model.id for model in engine.models.list()}
                 if "world" not in served:
-                    raise GenError("no model of worlds is served")
+                    raise ApiError("no model of worlds is served", "path", "not_found", 404)
                 own = [m.id for m in engine.models.list() if m.modality == "world"]
                 made.append(Worlds(engine.models.pipeline(own[-1])))
             return made[0]
 
     async def answer(request: Request) -> Response:
         try:
-            content = await _body(request)
-            found = await run_in_threadpool(worlds)
-        except _Refused as refused:
-            return _refusal(str(refused), refused.status)
+            content, path = await request.body(), request.url.path
+            if len(content) > MOST_BYTES:
+                message = f"the body has {len(content)} bytes; expected at most {MOST_BYTES}"
+                raise ApiError(message, "body", "request_too_large", 413)
+            async with turns:
+                found = await run_in_threadpool(worlds)
+                made = await run_in_threadpool(found.answer, request.method, path, content)
         except GenError as error:
-            return _refusal(str(error), 404)
-        path = request.url.path
-        made = await run_in_threadpool(found.answer, request.method, path, content)
+            return _refusal(error)
         after = BackgroundTask(found.after, content) if path == "/world/step" else None
         return Response(made.body, made.status, WORLD_HEADERS, made.kind, after)
 

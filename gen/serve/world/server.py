@@ -47,13 +47,17 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self._send(self._refusal() or self.server.worlds.answer("GET", path))
 
+    def do_HEAD(self) -> None:
+        """Answer a HEAD as a GET, without the body."""
+        self.do_GET()
+
     def do_POST(self) -> None:
         """Answer a POST, and use the time until the next request."""
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or int(length) > MOST_BYTES:
             self.close_connection = True
             error = f"a request of {length or 'no stated'} bytes; expected up to {MOST_BYTES}"
-            return self._send(Answer.of({"error": error}, 400))
+            return self._send(Answer.refusal(error, "Content-Length", "request_too_large"))
         body, path = self.rfile.read(int(length)), urlsplit(self.path).path
         refusal = self._refusal()
         self._send(refusal or self.server.worlds.answer("POST", path, body))
@@ -72,7 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             *(f"http://{name}" for name in here),
         ):
             return None
-        return Answer.of({"error": f"a request from elsewhere; expected http://{HOST}"}, 403)
+        message = f"a request from elsewhere; expected http://{HOST}"
+        return Answer.refusal(message, "Origin", "forbidden_origin", 403)
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)
@@ -81,7 +86,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the page shows errors itself."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 import tempfile
 import threading
@@ -36,9 +37,13 @@ from gen.play.world import World
 from gen.samplers.worlds.next_frame import PREFETCH, NextFrame
 
 MOST_SESSIONS = 32  # the one that was used longest ago ends when another begins
-MOST_FRAMES = 20_000  # of one session
+MOST_FRAMES = 4_096  # of one session, as of a clip of the API
+MOST_OF_CLIP = 1_024  # frames of a GIF
 MOST_BYTES = 4096  # of a request
 LARGEST_SEED = 2**31 - 1
+# the parameter that a message is about
+ABOUT = re.compile(r"(?:sampler\.)?(\w+) (?:is|has) |unknown key '(\w+)'|(?:unknown|no) (\w+) ")
+STATUS_KINDS = {403: "permission_error", 404: "not_found_error"}
 PAGE = Path(__file__).with_name("world.html")
 
 
@@ -54,6 +59,13 @@ class Answer:
     def of(cls, value: Mapping[str, Any], status: int = 200) -> Answer:
         """Return an answer of JSON."""
         return cls(status, "application/json", json.dumps(value).encode())
+
+    @classmethod
+    def refusal(cls, message: str, param: str, code: str, status: int = 400) -> Answer:
+        """Return an answer of an error, as the API has them."""
+        kind = STATUS_KINDS.get(status, "invalid_request_error")
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        return cls.of({"error": error}, status)
 
 
 @dataclass
@@ -95,11 +107,14 @@ class Worlds:
             return Answer(200, "text/html; charset=utf-8", PAGE.read_bytes())
         route = self.routes.get((method, path))
         if route is None:
-            return Answer.of({"error": f"no page {shown(path)}; expected /world"}, 404)
+            message = f"no page {shown(path)}; expected /world"
+            return Answer.refusal(message, "path", "not_found", 404)
         try:
             return route(_object(body))
         except GenError as error:
-            return Answer.of({"error": str(error)}, 400)
+            about = ABOUT.match(str(error))
+            param = "body" if about is None else about[about.lastindex or 0]
+            return Answer.refusal(str(error), param, "invalid_value")
 
     def after(self, body: bytes) -> None:
         """Make frames ahead for the session of a step that was answered, where it wants them."""
@@ -134,7 +149,7 @@ class Worlds:
         session = self._session(asked)
         with session.lock:
             if len(session.world.frames) >= MOST_FRAMES:
-                raise GenError(f"the world has {MOST_FRAMES} frames; expected a new one")
+                raise GenError(f"session has {MOST_FRAMES} frames; expected a new one")
             began = time.perf_counter()
             session.world.step(asked["action"])
             milliseconds = 1000 * (time.perf_counter() - began)
@@ -153,7 +168,8 @@ class Worlds:
         with session.lock:
             count = len(session.world.frames)
             _integer("first", asked["first"], 0, count - 1)
-            _integer("last", asked["last"], asked["first"], count - 1)
+            most = min(count, asked["first"] + MOST_OF_CLIP)
+            _integer("last", asked["last"], asked["first"], most - 1)
             frames = np.stack(session.world.frames[asked["first"] : asked["last"] + 1])
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "clip.gif"
