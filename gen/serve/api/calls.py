@@ -49,6 +49,7 @@ class Wanted:
         previews: previews of each image.
         param: field of the request that holds the prompt, for messages.
         compute: what is computed of the prompts instead of running the sampler.
+        names: fields of the request by the names that they have in messages, where they differ.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Wanted:
     previews: int = 0
     param: str = "prompt"
     compute: Compute | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: SamplerFields, model: str, prompts: list[Any], **more: Any) -> Wanted:
@@ -210,7 +212,7 @@ class Call:
                 **wanted.sampling,
             )
         except Exception as error:
-            raise as_api_error(error, wanted.param) from error
+            raise as_api_error(error, wanted.param).renamed(wanted.names) from error
         self.ticket.add_done_callback(over)
 
     async def output(self) -> Any:
@@ -224,7 +226,7 @@ class Call:
         except DeadlineExceeded:
             raise self._late() from None
         except GenError as error:
-            raise as_api_error(error, self.wanted.param) from None
+            raise as_api_error(error, self.wanted.param).renamed(self.wanted.names) from None
         finally:
             self.ticket.cancel()
 

@@ -32,6 +32,7 @@ ABOUT = (
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
     (r"^parameters of function\b", "tools"),
+    (r"^(structured)\b", r"\1"),
     (r"^unknown (model) ", r"\1"),
     (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
     (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
@@ -70,6 +71,20 @@ class ApiError(GenError):
         """Error object of the response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Return the error of a request whose fields have other names.
+
+        Args:
+            names: names of the request's fields by those that messages have.
+        """
+        own, dot, rest = (self.param or "").partition(".")
+        if own not in names:
+            return self
+        message, param = str(self), names[own] + dot + rest
+        if message.startswith(own):
+            message = names[own] + message[len(own) :]
+        return ApiError(message, param, self.code, self.status, self.kind, self.headers)
 
     def response(self) -> JSONResponse:
         """Return the response."""
