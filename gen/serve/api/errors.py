@@ -78,13 +78,14 @@ class ApiError(GenError):
         Args:
             names: names of the request's fields by those that messages have.
         """
-        own, dot, rest = (self.param or "").partition(".")
-        if own not in names:
+        own = self.param or ""
+        name = names.get(own.partition(".")[0])
+        if name is None:
             return self
-        message, param = str(self), names[own] + dot + rest
+        message = str(self)
         if message.startswith(own):
-            message = names[own] + message[len(own) :]
-        return ApiError(message, param, self.code, self.status, self.kind, self.headers)
+            message = name + message[len(own) :]
+        return ApiError(message, name, self.code, self.status, self.kind, self.headers)
 
     def response(self) -> JSONResponse:
         """Return the response."""

@@ -252,6 +252,9 @@ class Answers:
         self.most, self.nbytes = most, 0
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
     def get(self, name: str, param: str = "response_id") -> Kept:
         """Return an answer. Raises ``ApiError`` for one that is not kept."""
         if name in self._kept:
