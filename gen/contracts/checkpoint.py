@@ -395,8 +395,8 @@ class Checkpoint(ABC):
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
-        pooling: how the model embeds texts; None where it is no embedding model.
         tool_format: format in which answers call functions; None where they call none.
+        pooling: how the model embeds texts; None where it is no embedding model.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -417,8 +417,8 @@ class Checkpoint(ABC):
     settled: Mapping[str, Any] = {}
     reads: Reads
     ranks: Ranks | None = None
-    pooling: Pooling | None = None
     tool_format: ToolFormat | None = None
+    pooling: Pooling | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -455,8 +455,11 @@ class Checkpoint(ABC):
         """Return the adapter of the model for one of its protocols."""
 
     def parse(self, condition: Condition) -> Any:
-        """Return the typed condition that all given parts state. A family that takes more than text
-        lists the parts in ``accepts`` and overrides this. Raises ``GenError``."""
+        """Return the typed condition that all given parts state.
+
+        A family that takes more than text lists the parts in ``accepts`` and overrides this. Raises
+        ``GenError`` for a part that is not taken, or does not parse.
+        """
         condition.require(self.accepts, "the model", self.most)
         return self.condition(condition.text or "")
 

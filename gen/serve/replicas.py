@@ -61,6 +61,7 @@ def serve_until_stopped(args: argparse.Namespace) -> int:
         "dtype": args.dtype or "float32",
         "max_rows": MOST_ROWS if args.max_rows is None else args.max_rows,
         "max_waiting": MOST_WAITING if args.max_waiting is None else args.max_waiting,
+        "limits": args.limits,
     }
     ray.init(include_dashboard=False, ignore_reinit_error=True)
     serve.start(http_options={"host": args.host, "port": args.port})

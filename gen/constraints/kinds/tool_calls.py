@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
+from gen.constraints.budget import within
 from gen.constraints.byte_dfa import (
     ByteDFA,
     anything,
@@ -48,8 +50,7 @@ class ToolCalls(ConstraintKind):
             name of the function that is called.
         parallel: there may be several calls.
         text: JSON schema of a text without calls, where the call is ``auto``; None for any text.
-        engine: ``automaton``, ``llguidance`` (causal models, see ``json_schema``), or ``auto``, the
-            second where the first refuses.
+        engine: ``automaton``, ``llguidance`` or ``auto``, as of ``json_schema``.
     """
 
     tools: Sequence[Any]
@@ -74,31 +75,19 @@ class ToolCalls(ConstraintKind):
         called = [functions[self.call]] if named else list(functions.values())
         form, parallel = FORMATS[self.format], self.parallel and not named
         schemas = {function["name"]: _schema(function) for function in called}
-        if self.engine != "llguidance":
-            try:
-                return self._automaton(form, schemas, parallel)
-            except GenError as error:
-                if self.engine == "automaton":
-                    raise
-                refused = error
-        try:
+        if self.engine == "llguidance":
             text = _grammar(form, schemas, parallel, self.text, self.call == AUTO)
             return grammar_constraint(text, context)
-        except GenError:
-            if self.engine == "llguidance":
-                raise
-            raise refused from None  # neither takes it; the automaton says where it is wrong
-
-    def _automaton(
-        self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], parallel: bool
-    ) -> ByteDFA:
-        """Return the language as an automaton. Raises ``GenError``."""
         calls = _calls(form, schemas, parallel)
         if self.call != AUTO:
             return calls
         if self.text is not None:
             return union(schema_dfa(self.text), calls)
         return _with_text(form, calls)
+
+    def alternative(self, context: Context) -> ConstraintKind | None:
+        takes_any = context.left_to_right and context.ends and find_spec("llguidance")
+        return replace(self, engine="llguidance") if self.engine == "auto" and takes_any else None
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +107,7 @@ def _calls(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], parallel:
         try:
             arguments = schema_dfa(dict(schema))
         except GenError as error:
-            raise GenError(f"parameters of function {name!r}: {error}") from None
+            raise within(f"parameters of function {name!r}", error) from None
         found.append(concat(regex(_head(form, name)), arguments, literal(b"}")))
     call = union(*found)
     if parallel:

@@ -49,7 +49,7 @@ class Wanted:
         previews: previews of each image.
         param: field of the request that holds the prompt, for messages.
         compute: what is computed of the prompts instead of running the sampler.
-        names: fields of the request by the names that they have in messages, where they differ.
+        rule_param: field that holds the rule of structured output, for messages.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Wanted:
     previews: int = 0
     param: str = "prompt"
     compute: Compute | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    rule_param: str = "structured"
 
     @classmethod
     def of(cls, body: SamplerFields, model: str, prompts: list[Any], **more: Any) -> Wanted:
@@ -212,7 +212,7 @@ class Call:
                 **wanted.sampling,
             )
         except Exception as error:
-            raise as_api_error(error, wanted.param).renamed(wanted.names) from error
+            raise self._refusal(error) from error
         self.ticket.add_done_callback(over)
 
     async def output(self) -> Any:
@@ -226,9 +226,16 @@ class Call:
         except DeadlineExceeded:
             raise self._late() from None
         except GenError as error:
-            raise as_api_error(error, self.wanted.param).renamed(self.wanted.names) from None
+            raise self._refusal(error) from None
         finally:
             self.ticket.cancel()
+
+    def _refusal(self, error: Exception) -> ApiError:
+        """Return an error of the engine as one about a field of the request."""
+        found = as_api_error(error, self.wanted.param)
+        if found.param == "structured":
+            found.param = self.wanted.rule_param
+        return found
 
     async def first(self, request: Request) -> Chunk | None:
         """Wait for the first part, or for the end of a request without parts.

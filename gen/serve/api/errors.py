@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from gen.constraints.budget import BudgetExceeded
 from gen.core.errors import GenError, shown
 from gen.core.memory import is_out_of_memory
 from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
@@ -31,8 +32,9 @@ ABOUT = (
     (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
+    (r"^(?:the )?(?:structured|regex|schema|grammar|constraint)\b", "structured"),
+    (r"^the shortest text of the constraint\b", "structured"),
     (r"^parameters of function\b", "tools"),
-    (r"^(structured)\b", r"\1"),
     (r"^unknown (model) ", r"\1"),
     (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
     (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
@@ -132,7 +134,8 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
     if isinstance(error, GenError):
         message = str(error)
         found = next((m.expand(to) for p, to in ABOUT if (m := re.search(p, message))), param)
-        return ApiError(message.removeprefix("sampling."), found, "invalid_value")
+        code = "constraint_too_large" if isinstance(error, BudgetExceeded) else "invalid_value"
+        return ApiError(message.removeprefix("sampling."), found, code)
     if is_out_of_memory(error):
         return ApiError("the server ran out of memory", None, "out_of_memory", 503, SERVER)
     LOG.error("a request failed: %s", type(error).__name__, exc_info=error)

@@ -29,10 +29,11 @@ from gen.serve.api.samplers import require_served
 DEEPEST = 64  # lists and objects in each other
 MOST_TOKENS = 32_768  # of an output
 MOST_LOGPROBS = 20  # of a token
-MOST_PROMPTS = 2048
+MOST_PROMPTS = 2_048  # of a request
 MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 TokenIds = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
+Name = Annotated[str, StringConstraints(max_length=200)]
 
 
 def _form(given: Any) -> str:
@@ -54,7 +55,6 @@ Prompts = Annotated[
     ],
     Discriminator(_form),
 ]
-Name = Annotated[str, StringConstraints(max_length=200)]
 
 
 class Fields(BaseModel):

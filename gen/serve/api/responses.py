@@ -38,7 +38,6 @@ MOST_BYTES = 64_000_000  # of the conversations of kept answers
 # fields of a chat, and those of a response that they come from
 OF_CHAT = {
     "messages": "input",
-    "structured": "text.format",
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
 }
@@ -338,7 +337,8 @@ class Answer:
             use = self.chat.tool_use(modality)
         except GenError as error:
             raise as_api_error(error, "input").renamed(OF_CHAT) from None
-        self.wanted.param, self.wanted.names = "input", OF_CHAT
+        rule = self.wanted.rule_param
+        self.wanted.param, self.wanted.rule_param = "input", OF_CHAT.get(rule, rule)
         self.shape, self.output = Chats(use), Output(use)
         self.response: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(24)}",

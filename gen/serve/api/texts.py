@@ -36,7 +36,7 @@ from gen.serve.api.fields import (
 )
 from gen.serve.api.neutral import NeutralFields
 from gen.serve.api.shapes import Chats, Completions
-from gen.serve.api.tools import ToolChoice, Tools, ToolUse, chosen, functions_of
+from gen.serve.api.tools import ToolFields, ToolUse
 
 MOST = 128
 END = b"data: [DONE]\n\n"
@@ -54,7 +54,7 @@ ANY_OBJECT = {  # of response_format json_object
         }
     },
 }
-DEEPEST_ANY = 5  # values of an object of any kind in each other
+DEEPEST_ANY = 4  # values of an object of any kind in each other
 
 
 class StreamOptions(Fields):
@@ -149,7 +149,7 @@ class CompletionRequest(TextFields):
         return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
 
-class ChatRequest(TextFields, NeutralFields):
+class ChatRequest(TextFields, ToolFields, NeutralFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
@@ -158,9 +158,6 @@ class ChatRequest(TextFields, NeutralFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
@@ -171,26 +168,27 @@ class ChatRequest(TextFields, NeutralFields):
             raise ApiError(message, "top_logprobs", "invalid_value")
         return values
 
-    def tool_use(self, modality: Modality) -> ToolUse | None:
-        """Return what the answer may call; None for nothing. Raises ``ApiError``."""
-        choice = chosen(self.tool_choice)
-        return ToolUse.of(modality, functions_of(self.tools), choice, self.parallel_tool_calls)
+    def rule_param(self, use: ToolUse | None) -> str:
+        """Return the field that the rule of the answer comes from."""
+        if use is not None:
+            return "tools"
+        return "structured" if self.response_format is None else "response_format"
 
     def rule(self, use: ToolUse | None) -> dict[str, Any]:
         """Return the sampling parameter ``structured`` where tools or a response format ask for
         one. Raises ``ApiError`` for two rules."""
-        form = self.response_format
+        form, param = self.response_format, self.rule_param(use)
         schema = None if form is None else form.schema_of()
         if schema is None and use is None:
             return {}
-        param = "response_format" if use is None else "tools"
         if self.structured is not None:
             message = f"structured and {param} are both given; expected one of them"
             raise ApiError(message, param, "invalid_value")
         if use is not None:
             return {"structured": use.rule(schema)}
-        depth = {"max_depth": DEEPEST_ANY} if schema is ANY_OBJECT else {}
-        return {"structured": {"json_schema": schema, **depth}}
+        is_any = schema is ANY_OBJECT
+        how = {"max_depth": DEEPEST_ANY} if is_any else {"engine": "auto"}
+        return {"structured": {"json_schema": schema, **how}}
 
 
 def text_router(calls: Calls) -> APIRouter:
@@ -256,7 +254,6 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     tools = () if use is None else use.tools
     condition = condition_of(body.messages, "messages" in modality.accepts, tools)
     limits = body.limits("max_tokens", "max_completion_tokens") | body.rule(use)
-    names = {} if body.response_format is None else {"structured": "response_format"}
     return Wanted.of(
         body,
         body.model,
@@ -265,7 +262,7 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
         start=body.start(),
         sampling=limits,
         param="messages",
-        names=names,
+        rule_param=body.rule_param(use),
     )
 
 

@@ -142,6 +142,19 @@ class ToolUse:
         return content, [{"id": self.form.new_id(), **call} for call in calls], is_whole
 
 
+class ToolFields(Fields):
+    """Fields of requests whose answers may call functions."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def tool_use(self, modality: Modality) -> ToolUse | None:
+        """Return what the answer may call; None for nothing. Raises ``ApiError``."""
+        choice = chosen(self.tool_choice)
+        return ToolUse.of(modality, functions_of(self.tools), choice, self.parallel_tool_calls)
+
+
 def chosen(choice: str | NamedChoice | None) -> str | None:
     """Return a choice as ``ToolUse.of`` takes it."""
     return choice.function.name if isinstance(choice, NamedChoice) else choice
