@@ -136,10 +136,6 @@ class Engine:
 
         Args:
             model: id of a served model.
-            prompts: one prompt or several.
-            sampler: the sampler.
-            num_samples: outputs per prompt.
-            seed: seed of the first output of every prompt.
             start: edit, continuation or length to start from.
             trace: record every step in the output.
             on_chunk: receiver of parts of media (``gen.pipeline.streaming``); None sends none.

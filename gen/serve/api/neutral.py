@@ -13,8 +13,8 @@ TAKEN = "Taken for compatibility; not used."
 # values that change nothing, and why there are no others
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "answers are texts"),
-    "function_call": (("none",), "tools and tool_choice have taken its place"),
-    "functions": (([],), "tools have taken their place"),
+    "function_call": (("none",), "tools and tool_choice came after it"),
+    "functions": (([],), "tools came after them"),
     "modalities": ((["text"],), "answers are texts"),
     "moderation": ((), "nothing is moderated"),
     "prediction": ((), "drafts are a matter of the sampler"),

@@ -204,7 +204,9 @@ class Events:
             return "cancelled", {"message": str(error)}
         except Exception as error:  # a fault of the program goes into its log in full
             refused = as_api_error(error, "prompt")
-            return "error", {"message": str(refused), "param": refused.param}
+            is_rule = refused.param == "structured" and self._use is not None
+            param = "tools" if is_rule else refused.param
+            return "error", {"message": str(refused), "param": param}
         # items of a call wait for rows one after the other, where there are fewer rows than items
         passes = 0.0 if self._began is None else self._last - self._began
         seconds = max(passes, *(stats.seconds for stats in output.stats))

@@ -164,6 +164,7 @@ async function chooseModel(samplers, sampling = {}) {
     input.value = sampling[name] ?? "";
     return make("div", { class: "field" }, make("label", { for: id }, name), input);
   }));
+  at("examples").hidden = about.tools; // they are tasks of the models of the package
   offerStart();
   offerRules(about);
   changed();
