@@ -132,9 +132,7 @@ class Engine:
         compute: Compute | None = None,
         **options: Any,
     ) -> Ticket:
-        """Take a request; see ``Pipeline.__call__`` for what is not listed here.
-
-        Arguments are checked before the call returns.
+        """Take a request, whose arguments are checked at once; see also ``Pipeline.__call__``.
 
         Args:
             model: id of a served model.

@@ -25,6 +25,7 @@ from gen.serve.api.embeddings import embedding_router
 from gen.serve.api.errors import ApiError, add_error_handlers
 from gen.serve.api.images import image_router
 from gen.serve.api.motions import motion_router
+from gen.serve.api.responses import response_router
 from gen.serve.api.speech import speech_router
 from gen.serve.api.texts import text_router
 from gen.serve.api.videos import video_router
@@ -37,7 +38,7 @@ ENDPOINTS = {
     "image": ("/v1/images/generations", "/v1/images/edits"),
     "audio": ("/v1/audio/speech",),
     "video": ("/v1/videos",),
-    "text": ("/v1/chat/completions", "/v1/completions"),
+    "text": ("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     "motion": ("/v1/motions",),
     "action": ("/v1/actions",),
 }
@@ -75,7 +76,9 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(_general(calls))
-    for make in (image_router, speech_router, text_router, embedding_router, motion_router):
+    for make in (image_router, speech_router, motion_router):
+        app.include_router(make(calls))
+    for make in (text_router, response_router, embedding_router):
         app.include_router(make(calls))
     if settings.kept_videos:
         app.include_router(video_router(calls))

@@ -15,10 +15,11 @@ from gen.models.load.pooling import Pooling
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.request import GenerationRequest
 from gen.pipeline.scoring import Check
+from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Calls, Wanted
 from gen.serve.api.echo import listed, raw
 from gen.serve.api.errors import ApiError
-from gen.serve.api.fields import Fields, IdLists, Name, Prompts, TokenIds
+from gen.serve.api.fields import Fields, Name, Prompts
 from gen.serve.api.media import as_base64
 
 
@@ -26,7 +27,7 @@ class EmbeddingRequest(Fields):
     """Body of ``/v1/embeddings``."""
 
     model: Name = Field(description="Id of an embedding model.")
-    input: Prompts | TokenIds | IdLists
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="base64 is that of float32, little-endian."
     )
@@ -40,7 +41,7 @@ class EmbeddingRequest(Fields):
 
 def embedding_router(calls: Calls) -> APIRouter:
     """Return the route of embeddings."""
-    router = APIRouter(tags=["text"])
+    router = APIRouter(tags=["text"], route_class=BodyRoute)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:

@@ -74,6 +74,21 @@ class ApiError(GenError):
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Return the error of a request whose fields have other names.
+
+        Args:
+            names: names of the request's fields by those that messages have.
+        """
+        own = self.param or ""
+        name = names.get(own.partition(".")[0])
+        if name is None:
+            return self
+        message = str(self)
+        if message.startswith(own):
+            message = name + message[len(own) :]
+        return ApiError(message, name, self.code, self.status, self.kind, self.headers)
+
     def response(self) -> JSONResponse:
         """Return the response."""
         return JSONResponse(self.body, self.status, self.headers)

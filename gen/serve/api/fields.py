@@ -14,8 +14,10 @@ from typing import Annotated, Any
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     model_validator,
 )
 
@@ -32,8 +34,27 @@ MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 TokenIds = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=200)]
-Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
-IdLists = Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+
+
+def _form(given: Any) -> str:
+    """Return which form of ``Prompts`` a value has by its first element."""
+    first = given[0] if isinstance(given, list) and given else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    if isinstance(first, int):
+        return "token ids"
+    return "some texts" if isinstance(given, list) else "a text"
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[list[Text], Field(max_length=MOST_PROMPTS), Tag("some texts")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[
+        list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("lists of ids")
+    ],
+    Discriminator(_form),
+]
 
 
 class Fields(BaseModel):

@@ -28,12 +28,10 @@ from gen.serve.api.fields import (
     MOST_LOGPROBS,
     MOST_TOKENS,
     Fields,
-    IdLists,
     Name,
     Prompts,
     SamplerFields,
     Text,
-    TokenIds,
     only,
 )
 from gen.serve.api.neutral import NeutralFields
@@ -137,7 +135,7 @@ class TextFields(SamplerFields):
 class CompletionRequest(TextFields):
     """Body of ``/v1/completions``."""
 
-    prompt: Prompts | TokenIds | IdLists
+    prompt: Prompts
     max_tokens: int | None = Field(None, description="0 makes none, such as to score a prompt.")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
@@ -286,7 +284,7 @@ async def _answer(
         return event_stream(_events(call, first, body, head, shape))
     only(body.stream_options, (), "stream_options", "nothing streams without stream")
     output = shape.echo.before(await calls.output(wanted, request))
-    finished = await run_in_threadpool(_finish_reasons, calls, body, output)
+    finished = await run_in_threadpool(finish_reasons, calls, body, output)
     logprobs, given = output.logprobs, len(body.prefix or "")
     choices = [
         {
@@ -320,7 +318,7 @@ async def _events(
         for part in writers[chunk.item.index].part(chunk.media):
             yield said(chunk.item.index, part)
     output = shape.echo.before(await call.output())
-    finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
+    finished = await run_in_threadpool(finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
         if output.logprobs is not None:
@@ -335,7 +333,7 @@ async def _events(
     yield END
 
 
-def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
+def finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
     """Return why each text ended: ``stop`` at an end, a stop text or the end of a structure, or
     ``length``."""
     pipe = calls.engine.models.pipeline(body.model)
