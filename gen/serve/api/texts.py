@@ -36,7 +36,7 @@ from gen.serve.api.fields import (
 from gen.tokenizers.base.text_bytes import BROKEN
 
 MOST, MOST_PROMPTS = 128, 2048
-Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS)]
+Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 END = b"data: [DONE]\n\n"
 
 
