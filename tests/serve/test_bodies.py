@@ -10,7 +10,7 @@ import time
 import pytest
 from served import serving
 
-from gen.serve.api import bodies
+from gen.serve.api import bodies, calls
 from gen.serve.api.bodies import BLOCK, LARGE, MOST_VALUES, parsed, require_measure
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import require_finite
@@ -177,6 +177,20 @@ def test_long_lists_are_refused_by_their_name(server, name, value):
 
 
 SIZE = 15_000_000
+
+
+def test_the_characters_of_all_prompts_are_bounded_together(server, monkeypatch):
+    monkeypatch.setattr(calls, "MOST_TEXT", 120)
+    turn = {"role": "user", "content": "sort 3 1 2 ="}
+    for path, body, param in (
+        ("/v1/completions", {"prompt": ["sort 3 1 2 ="] * 11}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 121}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{**turn, "content": "x" * 121}]}, "messages"),
+    ):
+        status, answer, _ = server.ask(path, body)
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert "characters; expected at most 120" in answer["error"]["message"]
+    assert server.ask("/v1/completions", {"prompt": ["sort 3 1 2 ="] * 10})[0] == 200  # control
 
 
 def many(part: bytes) -> bytes:
