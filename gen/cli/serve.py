@@ -27,9 +27,10 @@ def serve(args: argparse.Namespace) -> int:
     args.limits = _limits(args)
     keys = read_keys(args.api_key_file)
     require_key(args.host, keys)
-    limits = {k: getattr(args, k) for k in ("max_body", "rate", "deadline")}
+    limits = {k: getattr(args, k) for k in ("max_body", "max_connections", "rate", "deadline")}
     args.settings = Settings(
         keys,
+        cors=tuple(args.cors),
         batches=None if args.batches is None else Path(args.batches).expanduser().absolute(),
         **{k: v for k, v in limits.items() if v is not None},
     )

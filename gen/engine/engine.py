@@ -157,13 +157,7 @@ class Engine:
         with self._lock:
             if self._is_closed:
                 raise Cancelled("the engine is closed")
-            waiting = self.stats.waiting.total()
-            if waiting + count > self.max_waiting:
-                raise QueueFull(
-                    f"{waiting} items wait, and the request has {count}; expected at most"
-                    f" {self.max_waiting} waiting",
-                    retry_after=self._seconds_per_item() * (waiting + count - self.max_waiting),
-                )
+            self._require_room(count)
             if not self._tickets:
                 self._busy_since = time.monotonic()
             self.stats.move(ticket, waiting=count)
@@ -200,6 +194,17 @@ class Engine:
             self._tickets.discard(ticket)
             if not self._tickets:
                 self._busy = self._ends[-1][0]
+
+    def _require_room(self, count: int) -> None:
+        """Raise ``QueueFull`` where so many items more cannot wait."""
+        waiting = self.stats.waiting.total()
+        many = waiting + count - self.max_waiting
+        if many > 0:
+            raise QueueFull(
+                f"{waiting} items wait, and the request has {count}; expected at most"
+                f" {self.max_waiting} waiting",
+                retry_after=self._seconds_per_item() * many,
+            )
 
     def _busy_seconds(self) -> float:
         """Return the time so far in which there was a request."""

@@ -189,7 +189,8 @@ class Http(H11Protocol):
         if not left or taken - self._taken >= LEAST_TAKEN or not self._taken_at:
             self._taken, self._taken_at = taken, now if left else 0.0
         elif now - self._taken_at > patience:
-            LOG.warning("%s read nothing for %g s: the connection is cut", self.client, patience)
+            name = ":".join(map(str, self.client or ("a client",)))
+            LOG.warning("%s read nothing for %g s: the connection is cut", name, patience)
             self.transport.abort()
 
     def end(self) -> None:

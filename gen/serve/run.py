@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -108,6 +109,8 @@ def _serve(args: argparse.Namespace, engine: Engine) -> int:
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host
+        gc.collect()
+        gc.freeze()  # looking through what stands would hold requests up
         print(f"http://{shown}:{port} (Ctrl-C ends it)", flush=True)
         try:
             server.run([bound])

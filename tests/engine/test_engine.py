@@ -183,6 +183,22 @@ def test_a_full_queue_refuses_and_takes_requests_again_later(pipes):
         engine.close()
 
 
+def test_a_full_queue_estimates_the_time_of_work_and_not_that_of_silence(pipes):
+    engine = Engine(pipes, max_rows=1, max_waiting=1)
+    try:
+        worked = 0.0
+        for seed in range(3):
+            began = time.monotonic()
+            engine.submit("text", TEXTS[0], seed=seed).result(60)
+            worked += time.monotonic() - began
+            time.sleep(1 + worked)  # longer than all work so far
+        with pytest.raises(QueueFull) as refused:
+            engine.submit("text", TEXTS[0], num_samples=2)
+        assert 0 < refused.value.retry_after <= worked
+    finally:
+        engine.close()
+
+
 def test_a_request_that_fails_fails_alone(pipes, engine):
     """Every token of its second position is banned; the others of its batch are made again."""
     sampler = "autoregressive"

@@ -20,6 +20,7 @@ from served import Served, serving
 from tool_models import TOOLS, save_model
 
 import gen
+from gen.serve.api import batches
 from gen.serve.api.batches import Batches
 from gen.serve.api.media import encoded
 from gen.serve.settings import Settings
@@ -148,6 +149,42 @@ def test_every_endpoint_has_batches(client, url, bodies):
         assert [c["text"] for c in body["choices"]] == ["1 2 3", "7 6 5"]
         assert {c["finish_reason"] for c in body["choices"]} == {"stop"}
     assert all(x["gen"]["nfe"] > 0 for x in body.get("data") or body["choices"])
+
+
+def test_what_is_wrong_with_a_line_is_no_matter_of_the_others(client, monkeypatch):
+    """Samplers, rules and prompts that nothing can make, each in a group of rows of its own; and
+    the outputs can be read although no file may be uploaded any more."""
+    task = {"prompt": "sort 3 1 2 =", "seed": 1}
+    bodies = [
+        {**task, "user": "a\u2028b"},
+        {**task, "sampler": "sdj"},
+        {**task, "sampler": {}},
+        {**task, "structured": {"regex": "("}},
+        {**task, "stop_token_ids": [9999]},
+        {**task, "sampler": "sjd", "prompt": "sort zebra ="},
+        {**task, "deadline": 1e-9},
+        {**task, "stop": "3", "max_tokens": 1},
+    ]
+    content = "\n".join(
+        json.dumps(
+            {"custom_id": f"line {n}", "method": "POST", "url": "/v1/completions", "body": body},
+            ensure_ascii=False,
+        )
+        for n, body in enumerate(bodies)
+    )
+    file = client.files.create(file=("a", b"\xef\xbb\xbf" + content.encode()), purpose="batch")
+    monkeypatch.setattr(batches, "MOST_FILES", 1)
+    with pytest.raises(openai.BadRequestError, match="expected some to be deleted"):
+        client.files.create(file=("a", b"x"), purpose="batch")
+    made = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = ended(client, client.batches.create(input_file_id=file.id, **made))
+    good, bad = read(client, batch.output_file_id), read(client, batch.error_file_id)
+    assert good.keys() == {"line 0", "line 7"}
+    assert [good[name]["choices"][0]["text"] for name in ("line 0", "line 7")] == ["1 2 3", "1"]
+    params = [bad[f"line {n}"]["error"]["param"] for n in range(1, 7)]
+    assert params == [
+        "sampler", "sampler.name", "structured", "stop_token_ids", "prompt", "deadline",
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_no_batch_is_refused(client):

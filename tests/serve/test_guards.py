@@ -14,14 +14,16 @@ from urllib.parse import quote
 import openai
 import pytest
 from served import Served, serving
+from starlette.datastructures import Headers
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
-from gen.serve import connections, run
+from gen.serve import connections, guards, run
+from gen.serve.api.errors import ApiError
 from gen.serve.api.samplers import WORDS, require_served
 from gen.serve.app import make_app
-from gen.serve.guards import Rates
+from gen.serve.guards import Rates, require_local
 from gen.serve.settings import Settings, is_loopback, read_keys, require_key
 
 TASK = {"model": "text", "prompt": "sort 3 1 2 ="}
@@ -39,8 +41,8 @@ def with_settings(server: Served, **settings):
     return run.running(make_app(server.engine, Settings(**settings)))
 
 
-def refused(server: Served, body, path="/v1/completions", **headers) -> dict:
-    status, answer, said = server.ask(path, body, **headers)
+def refused(server: Served, body, path="/v1/completions", method=None, **headers) -> dict:
+    status, answer, said = server.ask(path, body, method, **headers)
     error = answer["error"]
     assert 400 <= status < 500 and set(error) == {"message", "type", "param", "code"}, answer
     return {"status": status, "headers": said, **error}
@@ -67,11 +69,91 @@ def test_a_key_is_asked_for_everywhere_but_at_the_page_and_health(server):
     "headers", [{"Host": "example.org"}, {"Origin": "http://example.org"}, {"Origin": "null"}]
 )
 def test_without_a_key_other_sites_are_refused(server, headers):
-    assert refused(server, TASK, **headers)["status"] == 403
+    error = refused(server, TASK, **headers)
+    assert (error["status"], error["param"]) == (403, next(iter(headers)))
+
+
+ELSEWHERE = [  # PORT is that of the server
+    "http://localhost:PORT@example.org",
+    "http://localhost:PORT@example.org:PORT",
+    "http://user@localhost:PORT",
+    "http://example.org#localhost:PORT",
+    "http://example.org/localhost:PORT",
+    "http://localhost.example.org:PORT",
+    "http://localhost:PORT.example.org",
+    "http://localhost:PORT/",
+    "http://localhost:PORT?",
+    "http://localhost\\@example.org:PORT",
+    "http://2130706433:PORT",
+    "http://localhost:1",  # a page on another port of this machine
+    "http://localhost",
+    "localhost:PORT",
+    "file://localhost:PORT",
+    "javascript://localhost:PORT",
+    "http://[::1]example.org:PORT",
+    "http://localhost:x",
+    "",
+]
+
+
+@pytest.mark.parametrize("origin", ELSEWHERE)
+def test_an_origin_is_judged_as_a_url(origin):
+    headers = {"host": "localhost:8123", "origin": origin.replace("PORT", "8123")}
+    with pytest.raises(ApiError, match="Origin is"):
+        require_local(Headers(headers))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:80@example.org", "user@localhost", "localhost:x", "localhost:1:2", "[::1]x", "",
+     "localhost/", "localhost.", "example.org", "localhost#", "127.0.0.1.example.org"],
+)  # fmt: skip
+def test_a_host_is_judged_as_a_url(host):
+    with pytest.raises(ApiError, match="Host is"):
+        require_local(Headers({"host": host}))
 
 
 def test_the_own_page_may_ask(server):
     assert server.ask("/v1/models", Origin=server.url, Host=f"localhost:{server.port}")[0] == 200
+    for host in ("localhost:8123", "127.0.0.1:8123", "[::1]:8123", "LOCALHOST:8123"):
+        require_local(Headers({"host": host}))
+        for origin in ("http://localhost:8123", "http://127.0.0.1:8123", "http://[::1]:8123"):
+            require_local(Headers({"host": host, "origin": origin}))
+    require_local(Headers({"host": "localhost", "origin": "http://localhost:80"}))
+    twice = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"origin", b"null")]
+    with pytest.raises(ApiError):
+        require_local(Headers(raw=twice))
+
+
+def test_pages_of_other_origins_ask_by_option_alone(server):
+    page = "http://localhost:3000"
+    asked = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    assert server.ask("/v1/completions", method="OPTIONS", **asked)[0] == 403
+    with with_settings(server, cors=(page,)) as port:
+        other = Served(server.engine, port)
+        status, _, headers = other.ask("/v1/completions", method="OPTIONS", **asked)
+        assert (status, headers["access-control-allow-origin"]) == (200, page)
+        status, _, headers = other.ask("/v1/completions", TASK, Origin=page)
+        assert (status, headers["access-control-allow-origin"]) == (200, page)
+        for wrong in ("http://localhost:3001", "http://localhost:3000@example.org"):
+            status, _, headers = other.ask("/v1/completions", TASK, Origin=wrong)
+            assert status == 403 and "access-control-allow-origin" not in headers
+    with with_settings(server, cors=(page,), api_keys=("key",)) as port:
+        other = Served(server.engine, port)  # a browser asks first without a key
+        assert other.ask("/v1/models", method="OPTIONS", **asked)[0] == 200
+        assert other.ask("/v1/models", Origin=page)[0] == 401
+    for wrong in ("*", "localhost:3000", "http://localhost:3000/", "http://a@b"):
+        with pytest.raises(GenError, match="expected an origin"):
+            Settings(cors=(wrong,))
+
+
+def test_a_head_is_answered_as_a_get_without_its_body(server):
+    for path in ("/", "/health", "/v1/models", "/openapi.json", "/metrics", "/v1/nothing"):
+        status, body, headers = server.ask(path, method="GET")
+        found = server.ask(path, method="HEAD")
+        assert found[0] == status and found[1] == b""
+        assert found[2]["content-type"] == headers["content-type"]
+        assert int(found[2]["content-length"]) > 0 < len(body)
 
 
 def test_other_machines_need_a_key(tmp_path):
@@ -108,6 +190,38 @@ def test_more_requests_than_the_rate_are_told_when_to_come_again(server):
         assert (error["status"], error["code"]) == (429, "rate_limit_exceeded")
         assert 1 <= int(error["headers"]["retry-after"]) <= 30
         assert other.ask("/health")[0] == 200
+
+
+def test_wrong_keys_count_as_requests_of_their_address(server):
+    with with_settings(server, rate=3, api_keys=("right",)) as port:
+        other = Served(server.engine, port)
+        wrong = [other.ask("/v1/models", Authorization=f"Bearer {n}")[0] for n in range(5)]
+        assert wrong == [401, 401, 401, 429, 429]
+        assert other.ask("/v1/models")[0] == 429
+        right = [other.ask("/v1/models", Authorization="Bearer right")[0] for _ in range(4)]
+        assert right == [200, 200, 200, 429]  # a right key has its own bucket
+
+
+def test_the_bodies_of_all_requests_are_bounded_together(server, monkeypatch):
+    monkeypatch.setattr(guards, "MOST_HELD", 2_000_000)
+    with with_settings(server, max_body=1_000_000) as port:
+        other = Served(server.engine, port)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type:"
+        head += b" application/json\r\nContent-Length: 900000\r\n\r\n"
+        held = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(3)]
+        for connection in held[:2]:
+            connection.sendall(head + b" " * 800_000)
+        time.sleep(0.3)
+        assert other.ask("/v1/completions", TASK)[0] == 200  # control
+        held[2].sendall(head + b" " * 900_000)
+        assert b" 429 " in held[2].recv(1_000) + held[2].recv(1_000)
+        for connection in held:
+            connection.close()
+        until(
+            lambda: (
+                other.ask("/v1/completions", json.dumps(TASK).encode() + b" " * 900_000)[0] == 200
+            )
+        )
 
 
 def test_a_large_body_is_refused_with_or_without_its_length(server):
@@ -238,6 +352,8 @@ BAD = {  # message or code, and the body
     "half of a surrogate": b'{"prompt": "\\ud800"}',
     "outside of? the|is outside": {**TASK, "prompt": "<script>alert(1)</script>"},
     "samplers such as best_of search": {**TASK, "best_of": 3},
+    "sampler.name is missing": {**TASK, "sampler": {}},
+    "sampler.name is None": {**TASK, "sampler": {"name": None}},
     "cannot be parsed at position 0": {**TASK, "structured": {"regex": "("}},
 }
 
@@ -245,12 +361,60 @@ BAD = {  # message or code, and the body
 @pytest.mark.parametrize("says", BAD)
 def test_bad_requests_are_told_what_was_expected(server, says):
     error = refused(server, BAD[says])
+    assert error["param"] and error["code"]
     assert re.search(says, f"{error['code']} {error['message']}"), error
     assert "\n" not in error["message"] and len(error["message"]) < 2000
 
 
+OF_NOTHING = {"input_file_id": "x", "endpoint": "y"}
+SENT = {  # the param, the code, and what is sent: path, body, method and headers
+    "path": ("not_found", "/v1/nothing", None, None, {}),
+    "method": ("method_not_allowed", "/v1/completions", None, "PUT", {}),
+    "Host": ("forbidden_origin", "/v1/models", None, None, {"Host": "example.org"}),
+    "Origin": ("forbidden_origin", "/v1/models", None, None, {"Origin": "http://example.org"}),
+    "Content-Type": ("unsupported_media_type", "/v1/motions", b"{}", None, {"Content_Type": "a/b"}),
+    "body": ("invalid_json", "/v1/motions", b"{", None, {}),
+    "file_id": ("not_found", "/v1/files/x", None, None, {}),
+    "batch_id": ("not_found", "/v1/batches/x", None, None, {}),
+    "video_id": ("not_found", "/v1/videos/x", None, None, {}),
+    "limit": ("invalid_value", "/v1/videos?limit=0", None, None, {}),
+    "after": ("not_found", "/v1/videos?after=x", None, None, {}),
+    "purpose": ("missing_parameter", "/v1/files", {"file": "x"}, None, {}),
+    "endpoint": ("unsupported_value", "/v1/batches", OF_NOTHING, None, {}),
+    "model": ("model_not_found", "/v1/models/x", None, None, {}),
+    "messages": ("invalid_value", "/v1/chat/completions", {"messages": []}, None, {}),
+    "observations": ("missing_parameter", "/v1/actions", {}, None, {}),
+    "session": ("invalid_value", "/world/step", {}, None, {}),
+    "prompt": ("invalid_value", "/live/generate", {"model": "text", "prompt": "zebra"}, None, {}),
+}  # fmt: skip
+
+
+def test_every_error_names_what_it_is_about_and_why(server, tmp_path):
+    with with_settings(server, batches=tmp_path) as port:
+        other = Served(server.engine, port)
+        for param, (code, path, body, method, headers) in SENT.items():
+            error = refused(other, body, path, method, **headers)
+            assert (error["param"], error["code"]) == (param, code)
+
+
+def test_errors_of_a_form_and_of_a_key_name_it_too(server):
+    form = {"Content_Type": "multipart/form-data"}
+    error = refused(server, b"x", "/v1/images/edits", **form)
+    assert (error["param"], error["code"]) == ("body", "invalid_body")
+    with with_settings(server, api_keys=("key",)) as port:
+        error = refused(Served(server.engine, port), None, "/v1/models")
+    assert (error["param"], error["code"]) == ("Authorization", "invalid_api_key")
+
+
 def test_parameters_are_named(server):
     named = {
+        "top_p": {"top_p": 2},
+        "top_k": {"top_k": -1},
+        "structured": {"structured": {"regex": "("}},
+        "min_new_tokens": {"min_new_tokens": 30_000},
+        "logit_bias": {"logit_bias": {"9999": 1}},
+        "bad_words": {"bad_words": [[9999]]},
+        "deadline": {"deadline": 1e9},
         "temperature": {"temperature": -1},
         "sampler.window": {"sampler": {"name": "sjd", "window": -1}},
         "sampler.windw": {"sampler": {"name": "sjd", "windw": 1}},

@@ -186,3 +186,22 @@ def test_keys_and_buttons_move_the_agent_as_the_simulator_says(server, tmp_path)
         assert tab.logs == []
     finally:
         tab.close()
+
+
+def test_a_session_and_a_clip_are_bounded(worlds, monkeypatch):
+    session = ask(worlds, "new", seed=0, steps=1)["session"]
+    for _ in range(3):
+        assert ask(worlds, "step", session=session, action="up")["status"] == 200
+    monkeypatch.setattr("gen.serve.world.worlds.MOST_OF_CLIP", 2)
+    body = {"session": session, "first": 0}
+    for last, status in ((1, 200), (2, 400)):
+        content = json.dumps({**body, "last": last}).encode()
+        assert worlds.answer("POST", "/world/clip", content).status == status
+    monkeypatch.setattr("gen.serve.world.worlds.MOST_FRAMES", 4)
+    answer = ask(worlds, "step", session=session, action="up")
+    assert answer["status"] == 400 and answer["error"]["param"] == "session"
+
+
+def test_a_head_is_answered_without_a_body(server):
+    status, body, headers = request(server, "HEAD", "/world")
+    assert status == 200 and body == b"" and int(headers["Content-Length"]) > 0

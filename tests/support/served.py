@@ -53,7 +53,8 @@ class Served:
         with answer:
             content = answer.read()
             kind = answer.headers.get("Content-Type", "")
-            read = json.loads(content) if kind.startswith("application/json") else content
+            is_json = kind.startswith("application/json") and method != "HEAD"
+            read = json.loads(content) if is_json else content
             return answer.status, read, {k.lower(): v for k, v in answer.headers.items()}
 
     def figures(self) -> dict[str, float]:

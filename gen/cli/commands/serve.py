@@ -61,6 +61,7 @@ def _add_limit_flags(parser: Parser) -> None:
         ("--max-waiting", int, "N", "outputs that may wait (256); more are answered with 429"),
         ("--max-rows", int, "N", "rows of a batch (8)"),
         ("--max-body", int, "BYTES", "size of a request (16000000)"),
+        ("--max-connections", int, "N", "connections that may be open (2000)"),
         ("--rate", int, "N", "requests per minute of one client (no limit)"),
         ("--deadline", float, "SECONDS", "time after which a request fails (600)"),
         ("--constraint-seconds", float, "SECONDS", "time of building structured output (2)"),
@@ -68,6 +69,13 @@ def _add_limit_flags(parser: Parser) -> None:
         ("--constraint-megabytes", float, "MB", "memory of building structured output (256)"),
     ):
         parser.add_argument(flag, type=kind, metavar=metavar, help=text)
+    parser.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin whose pages may ask, such as http://localhost:3000; may be repeated (none)",
+    )
     parser.add_argument(
         "--replicas",
         type=int,

@@ -28,6 +28,7 @@ from gen.core.errors import GenError, hint, shown
 from gen.core.files import put_text
 from gen.core.registry import registry
 from gen.core.tool_calls import FORMATS
+from gen.pipeline.pipeline import Pipeline
 from gen.serve.api.calls import Calls, Wanted
 from gen.serve.api.echo import usage_details
 from gen.serve.api.errors import ApiError, as_api_error, of_validation
@@ -100,7 +101,9 @@ class Line:
         n: outputs of each prompt.
         calls: format in which its texts call functions; empty where they call none.
         is_json: whether its texts are JSON.
+        deadline: seconds that an output may take.
         error: why it cannot be made.
+        status: HTTP status of the error.
     """
 
     custom_id: str
@@ -112,7 +115,9 @@ class Line:
     n: int = 1
     calls: str = ""
     is_json: bool = False
+    deadline: float | None = None
     error: dict[str, Any] | None = None
+    status: int = 400
 
 
 class JobPlan:
@@ -127,6 +132,7 @@ class JobPlan:
         self.calls, self.path, self.endpoint = calls, endpoint, ENDPOINTS[endpoint]
         self.groups: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self.known: dict[str, str] = {}  # what a row asks for, and its id
+        self.proven: set[str] = set()  # samplers and their parameters that a model takes
         self.lines: list[Line] = []
 
     def read(self, content: bytes) -> None:
@@ -136,7 +142,8 @@ class JobPlan:
             ApiError: the file as a whole is no batch.
         """
         try:
-            lines = [line for line in content.decode("utf-8").splitlines() if line.strip()]
+            # other ends of lines, such as U+2028, may stand in a text of JSON
+            lines = [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]
         except UnicodeDecodeError:
             raise ApiError("the file is no UTF-8", "input_file_id", "invalid_file") from None
         if not 0 < len(lines) <= MOST_LINES:
@@ -150,7 +157,8 @@ class JobPlan:
             except (RequestValidationError, GenError) as error:
                 is_field = isinstance(error, RequestValidationError)
                 found = of_validation(error) if is_field else as_api_error(error)
-                self.lines.append(Line(custom_id, [], error=found.body["error"]))
+                error_line = Line(custom_id, [], error=found.body["error"], status=found.status)
+                self.lines.append(error_line)
 
     def _parts(self, text: str, number: int, seen: set[str]) -> tuple[str, Any]:
         """Return the name and the body of a line. Raises ``ApiError`` for one that is none."""
@@ -189,6 +197,7 @@ class JobPlan:
         wanted = self.endpoint.wanted(body, pipe.modality)
         refuse_streams(body, wanted)
         form, extension = form_of(body)
+        self._require_taken(pipe, wanted)
         seed = secrets.randbelow(SEEDS) if wanted.seed is None else wanted.seed
         entry: dict[str, Any] = {"modality": served.modality, "model": served.model}
         if pipe.model_options:
@@ -204,7 +213,16 @@ class JobPlan:
         rule = wanted.sampling.get("structured") or {}
         calls = rule["format"] if "tool_calls" in rule else ""
         line = Line(
-            custom_id, [], body.model, extension, form, limit, wanted.n, calls, is_json(rule)
+            custom_id,
+            [],
+            body.model,
+            extension,
+            form,
+            limit,
+            n=wanted.n,
+            calls=calls,
+            is_json=is_json(rule),
+            deadline=wanted.deadline,
         )
         for prompt in wanted.prompts:
             for sample in range(wanted.n):
@@ -215,6 +233,18 @@ class JobPlan:
                     row["frames"] = wanted.start.frames
                 line.rows.append(self._row(entry, row))
         return line
+
+    def _require_taken(self, pipe: Pipeline, wanted: Wanted) -> None:
+        """Refuse a sampler or its parameters that would fail the job, and with it all lines.
+        Raises ``GenError``."""
+        asked = json.dumps([wanted.model, wanted.sampler, wanted.sampling], sort_keys=True)
+        if asked in self.proven:
+            return
+        try:
+            pipe.request(wanted.prompts[:1], wanted.sampler, 1, wanted.seed, {**wanted.sampling})
+        except GenError as error:
+            raise as_api_error(error, wanted.param) from error
+        self.proven.add(asked)
 
     def _row(self, entry: dict[str, Any], row: dict[str, Any]) -> str:
         """Plan a row, or find the one that is the same; return its id."""
@@ -325,20 +355,22 @@ def results(calls: Calls, folder: Path, failure: str) -> Iterator[tuple[bool, di
     )
     for values in json.loads((folder / "lines.json").read_text(encoding="utf-8")):
         line = Line(**values)
-        error, data, prompt = line.error, [], 0
+        error, status, data = line.error, line.status if line.error else 200, []
+        prompt = 0
         try:
             if not error and line.form in TEXTS:
                 prompt, line.limit = _sizes(calls, line, asked)
             data = [] if error else [_output(job, rows, name, line, failure) for name in line.rows]
         except GenError as problem:
-            error = as_api_error(problem).body["error"]
+            found = as_api_error(problem)
+            error, status = found.body["error"], found.status
         name = secrets.token_hex(12)
         head = {"id": f"batch_req_{name}", "custom_id": line.custom_id}
         body = {"error": error} if error else _body(line, data)
         if not error and line.form in TEXTS:
             made = sum(choice["gen"]["tokens"] for choice in data)
             body = {**body, "usage": usage_details(prompt, made)}
-        response = {"status_code": 400 if error else 200, "request_id": f"req_{name}", "body": body}
+        response = {"status_code": status, "request_id": f"req_{name}", "body": body}
         yield not error, {**head, "response": response, "error": None}
 
 
@@ -395,7 +427,10 @@ def _output(
     row = rows.get(name)
     if row is None or row["status"] != "ok":
         message = failure if row is None else str(row["error"])
-        raise ApiError(LOCATION.sub("", message), "prompt", "invalid_value")
+        raise as_api_error(GenError(LOCATION.sub("", message)), "prompt")
+    if line.deadline is not None and row["seconds"] > line.deadline:
+        late = f"the output took {row['seconds']:.3g} seconds; expected at most {line.deadline:g}"
+        raise ApiError(late, "deadline", "deadline_exceeded", 408, "timeout_error")
     modality = registry.get("modality", row["modality"])()
     media = modality.load(job / row["file"])
     names = ("seed", "nfe", "guarantee", "tokens", "draft_acceptance_rate", "seconds")

@@ -78,11 +78,14 @@ class Folder:
         for folder in (self.files, self.batches):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def add_file(self, content: bytes, name: str, purpose: str) -> dict[str, Any]:
-        """Keep a file. Raises ``ApiError`` if there are too many."""
+    def require_room(self) -> None:
+        """Refuse an upload while there are too many files. Raises ``ApiError``."""
         if sum(1 for _ in self.files.iterdir()) >= MOST_FILES:
             message = f"there are {MOST_FILES} files; expected some to be deleted first"
             raise ApiError(message, "file", "too_many_files")
+
+    def add_file(self, content: bytes, name: str, purpose: str) -> dict[str, Any]:
+        """Keep a file, of a batch that is done too, however many there are."""
         meta = {
             "id": f"file-{secrets.token_hex(16)}",
             "object": "file",
@@ -163,7 +166,8 @@ class Batches:
             error = unknown("endpoint", body.endpoint, ENDPOINTS)
             raise ApiError(str(error), "endpoint", "unsupported_value")
         if sum(1 for _ in self.folder.batches.iterdir()) >= MOST_BATCHES:
-            raise ApiError(f"there are {MOST_BATCHES} batches", None, "too_many_batches")
+            message = f"there are {MOST_BATCHES} batches; expected another folder"
+            raise ApiError(message, "input_file_id", "too_many_batches")
         content = (self.folder.file(body.input_file_id) / "content").read_bytes()
         plan = JobPlan(self.calls, body.endpoint)
         plan.read(content)
@@ -320,6 +324,7 @@ def file_router(batches: Batches | None) -> APIRouter:
         kept = store()
         body, files = await body_of(request, FileRequest, ("file",))
         content = files["file"][0] if files.get("file") else body.file.encode()
+        await run_in_threadpool(kept.folder.require_room)
         return await run_in_threadpool(kept.folder.add_file, content, "input.jsonl", body.purpose)
 
     @router.get("/v1/files")

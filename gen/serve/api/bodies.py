@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Fields)
 T = TypeVar("T")
 JSON = "application/json"
 LARGE = 32_768  # bytes, from which on a body is read in a thread
-MOST_VALUES = 262_144  # values of a body
+MOST_VALUES = 150_000  # values of a body
 BLOCK = 1 << 20  # bytes that are measured at a time
 
 

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from gen.contracts.condition import Condition
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -30,6 +31,7 @@ from gen.serve.api.fields import SamplerFields
 from gen.serve.metrics import Metrics
 from gen.serve.settings import Settings
 
+MOST_TEXT = 2_000_000  # characters of the prompts of a request
 GRACE = 2.0  # seconds that an engine has to notice a deadline itself
 
 
@@ -196,6 +198,9 @@ class Call:
             tell(self.done.set)
 
         wanted = self.wanted
+        if (length := text_length(wanted.prompts)) > MOST_TEXT:
+            message = f"{wanted.param} has {length} characters; expected at most {MOST_TEXT}"
+            raise ApiError(message, wanted.param, "invalid_value")
         try:
             self.ticket = self.calls.engine.submit(
                 wanted.model,
@@ -297,6 +302,14 @@ class Call:
             raise
         finally:
             watching.cancel()
+
+
+def text_length(prompts: Iterable[Any]) -> int:
+    """Return the characters of all prompts, which become tokens before a model sees any."""
+    conditions = [prompt for prompt in prompts if isinstance(prompt, Condition)]
+    turns = sum(len(repr(prompt.messages)) for prompt in conditions if prompt.messages)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    return turns + sum(map(len, texts)) + sum(len(prompt.text or "") for prompt in conditions)
 
 
 def item_info(output: PipelineOutput, i: int) -> dict[str, Any]:

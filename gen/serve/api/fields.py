@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any
 
+from annotated_types import MaxLen
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -33,6 +35,7 @@ MOST_PROMPTS = 2_048  # of a request
 MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 TokenIds = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
+Word = Annotated[list[int], Field(max_length=32, fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=200)]
 
 
@@ -48,7 +51,7 @@ def _form(given: Any) -> str:
 
 Prompts = Annotated[
     Annotated[Text, Tag("a text")]
-    | Annotated[list[Text], Field(max_length=MOST_PROMPTS), Tag("some texts")]
+    | Annotated[list[Text], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("some texts")]
     | Annotated[TokenIds, Tag("token ids")]
     | Annotated[
         list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("lists of ids")
@@ -65,15 +68,31 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_and_finite(cls, values: Any) -> Any:
-        """Refuse unknown fields, NaN and infinity. Raises ``ApiError``."""
+        """Refuse unknown fields, long lists, NaN and infinity. Raises ``ApiError``."""
         if isinstance(values, Mapping):
-            known = sorted(field.alias or name for name, field in cls.model_fields.items())
-            for name in values:
-                if name not in known:
+            longest = _longest(cls)
+            for name, value in values.items():
+                if name not in longest:
+                    known = sorted(longest)
                     message = f"unknown parameter {shown(name)}.{hint(name, known)}{listed(known)}"
                     raise ApiError(message, str(name)[:100], "unknown_parameter")
-                require_finite(values[name], str(name))
+                if isinstance(value, list | Mapping) and len(value) > longest[name]:
+                    message = f"{name} has {len(value)} entries; expected at most {longest[name]}"
+                    raise ApiError(message, name, "invalid_value")
+                if type(value) not in (int, bool, NoneType):
+                    require_finite(value, name)
         return values
+
+
+@cache
+def _longest(cls: type[BaseModel]) -> dict[str, float]:
+    """Return the names of fields in requests, and the most entries of each."""
+    return {
+        field.alias or name: min(
+            (m.max_length for m in field.metadata if isinstance(m, MaxLen)), default=math.inf
+        )
+        for name, field in cls.model_fields.items()
+    }
 
 
 def require_finite(value: Any, name: str, depth: int = 0) -> None:
@@ -132,7 +151,7 @@ class SamplerFields(Fields):
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     logit_bias: dict[str, float] | None = Field(None, max_length=1024)
-    bad_words: list[str | TokenIds] | None = Field(None, max_length=1024)
+    bad_words: list[Name | Word] | None = Field(None, max_length=1024)
 
     def chosen_sampler(self) -> str | dict[str, Any] | None:
         """Return the sampler. Raises ``ApiError`` for one that names files or code."""
