@@ -211,7 +211,7 @@ def test_a_mask_is_painted_with_the_keyboard(tab, address):
 def test_an_empty_mask_is_refused_in_words(tab, address):
     edit_started(tab, address)
     tab.press("Enter", CONTROL)
-    tab.until(lambda: "mask is empty" in text(tab, "#alert"))
+    tab.until(lambda: "mask is empty" in text(tab, ".fault"))
 
 
 def test_a_clip_is_continued_from_the_page(tab, address):
