@@ -29,7 +29,7 @@ from gen.config.model_options import checked_options
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import Row, writable
-from gen.config.run import RUN, make_run, refuse_commands, refuse_imports
+from gen.config.run import RUN, make_run, refuse_code, refuse_commands
 from gen.config.sampler_spec import every_parameter, refuse_functions
 from gen.contracts.checkpoint import WITHOUT_MODEL
 from gen.contracts.condition import Condition
@@ -73,8 +73,8 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
-        trust_job: accept engine options of the file that may run commands, and scorers that are
-            import paths.
+        trust_job: accept engine options of the file that may run commands, scorers that are import
+            paths, and code in the folder of a model.
         local: look for models in the local cache alone; no connection is opened.
 
     Raises:
@@ -84,8 +84,7 @@ def load_config(
     tree = read_yaml(path, allow_env)
     if not trust_job:
         refuse_commands(tree.get("engine_options"), str(path_or_name))
-        for node in (tree, *(tree.get("jobs") or ())):
-            refuse_imports(node.get("sampler") if isinstance(node, Mapping) else None, str(path))
+        refuse_code(tree, str(path_or_name))
     return make_job(
         tree,
         overrides,

@@ -27,6 +27,8 @@ LASTING = (
 # Engine options that only ask for machines. Any other one may run commands (``local_setup`` of
 # slurm, ``runtime_env`` of ray) or send the job elsewhere (``address`` of ray).
 SLURM = "partition account qos constraint array_parallelism time mem exclude gres max_num_timeout"
+MAY_RUN_CODE = ("sampler", "model_options", "sweep", "jobs")
+REMOTE_CODE = "trust_remote_code"
 HARMLESS = (
     *("cluster", "wait", "name", "timeout_min", "mem_gb", "nodes", "cpus_per_task"),
     *("gpus_per_node", "tasks_per_node", "stderr_to_stdout"),
@@ -50,16 +52,34 @@ def refuse_commands(options: Any, where: str) -> None:
             )
 
 
-def refuse_imports(sampler: Any, where: str) -> None:
-    """Refuse an import path in the sampler of a job file, such as a scorer's: it runs code, and the
-    file may be somebody else's. Raises ``GenError`` for the first one."""
-    for key, value in sampler.items() if isinstance(sampler, Mapping) else ():
-        if isinstance(value, Mapping):
-            refuse_imports(value, where)
-        elif isinstance(value, str) and is_import_path(value):
+def refuse_code(node: Any, where: str, key: str = "") -> None:
+    """Refuse what makes a job file run code, which may be somebody else's: an import path in a
+    sampler, such as a scorer's, and code in the folder of a model. Sweeps and entries of ``jobs``
+    count like the file itself.
+
+    Args:
+        node: the tree of the file, or a part of it.
+        where: origin of the tree, for messages.
+        key: keys that lead to the part.
+
+    Raises:
+        GenError: the first such value.
+    """
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if key or name in MAY_RUN_CODE:
+                refuse_code(value, where, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for value in node:
+            refuse_code(value, where, key)
+    else:
+        *above, last = key.split(".")
+        named = "sampler" in above and isinstance(node, str) and is_import_path(node)
+        if named or (last == REMOTE_CODE and node not in (False, None)):
+            short = key.removeprefix("jobs.").removeprefix("sweep.")
             raise GenError(
-                f"sampler.{key} in {where} is {value!r}, which runs code; expected it on the"
-                f" command line (sampler.{key}=...), or --trust-job for a file that you trust"
+                f"{key} in {where} is {node!r}, which runs code; expected it on the command line"
+                f" ({short}=...), or --trust-job for a file that you trust"
             )
 
 

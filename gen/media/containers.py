@@ -21,6 +21,14 @@ AUDIO_CHUNKS = (b"data", b"SSND")  # chunks with the samples of WAV and AIFF
 # chunks with the frames or the index of MP4, AVI and Matroska
 VIDEO_CHUNKS = (b"mdat", b"moov", b"moof", b"LIST", b"\x18\x53\x80\x67")
 
+# formats of FFmpeg that files are opened as: none that names other files or addresses
+READ = (
+    *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif", "mpegts", "mpeg"),
+    *("mpegvideo", "flv", "asf", "ogg", "wav", "aiff", "flac", "mp3", "aac", "apng"),
+    # single images, which are refused by name
+    *("png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe"),
+)
+
 
 def require_package(module: str, package: str, needed_by: str) -> ModuleType:
     """Import an optional package when it is first needed. Raises ``GenError`` with a pip line."""
@@ -41,6 +49,24 @@ def soundfile_module() -> ModuleType:
 def av_module(needed_by: str = "a video file") -> ModuleType:
     """Import PyAV. Raises ``GenError`` if it is missing."""
     return require_package("av", '"gen-toolkit[video]"', needed_by)
+
+
+def opened(path: Path) -> Any:
+    """Open a file of sound or video for reading, as a container of PyAV.
+
+    Raises:
+        GenError: the format is none of ``READ``, such as a playlist.
+        av.FFmpegError: the file is damaged.
+    """
+    av = av_module()
+    options = {"format_whitelist": ",".join(READ), "protocol_whitelist": "file"}
+    try:
+        return av.open(str(path), options=options, metadata_errors="replace")
+    except av.error.ArgumentError:
+        raise GenError(
+            f"file {path} cannot be read: it is a playlist, or in another format than those of"
+            " sound and video that are opened; expected a file such as MP4"
+        ) from None
 
 
 def existing_file(path: str | Path, label: str) -> Path:
@@ -71,7 +97,7 @@ def read_info(path: str | Path) -> dict[str, Any]:
     else:
         av = av_module()
         try:
-            with av.open(str(path), metadata_errors="replace") as container:
+            with opened(path) as container:
                 tags = {k.lower(): v for k, v in container.metadata.items()}
                 comment = tags.get("comment", "")
         except av.FFmpegError as error:

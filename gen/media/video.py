@@ -1,4 +1,4 @@
-"""Read and write video files: H.264, GIF or lossless FFV1 out, any video of FFmpeg in.
+"""Read and write video files: H.264, GIF or lossless FFV1 out, the usual containers in.
 
 ``gen.media.containers`` states what both directions promise. Frames are read as a player shows
 them: turned by the display matrix, with square pixels, over white where they are transparent.
@@ -23,6 +23,7 @@ from gen.media.containers import (
     av_module,
     existing_file,
     info_to_comment,
+    opened,
     truncation,
 )
 from gen.media.images import over_white
@@ -227,7 +228,7 @@ def read_video(
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with opened(path) as container:
             stream = _video_stream(av, container, path)
             # an error, where the decoder would otherwise invent missing data
             stream.codec_context.options = {"err_detect": "explode"}
@@ -301,7 +302,7 @@ def middle_frame(path: str | Path) -> np.ndarray:
     av, path = av_module(), existing_file(path, "video")
     last = None
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with opened(path) as container:
             stream = _video_stream(av, container, path)
             for number, frame in enumerate(container.decode(stream)):
                 last = frame

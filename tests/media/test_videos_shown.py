@@ -14,6 +14,7 @@ from PIL import Image
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.jobs.given import kept_parts
+from gen.media.containers import read_info
 from gen.media.given import data_uri, read_media
 from gen.media.video import frames_at, middle_frame, read_video, write_gif, write_lossless
 from gen.media.video import write_mp4 as write_h264
@@ -275,3 +276,22 @@ def test_a_job_keeps_the_times_of_a_clip(tmp_path):
     assert numbers(read_media(kept, "video", fps=8).array) == list(range(16))
     with pytest.raises(GenError, match="bytes of video"):
         kept_parts(Condition.of({"video": b"no clip"}), tmp_path / "job")
+
+
+CONCAT = "ffconcat version 1.0\nfile secret.mkv\n"
+HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1.0,\nsecret.mp4\n#EXT-X-ENDLIST\n"
+
+
+@pytest.mark.parametrize(
+    "name, text", [("list.mp4", CONCAT), ("list.ffconcat", CONCAT), ("list.m3u8", HLS)]
+)
+def test_playlists_read_no_other_file(tmp_path, name, text):
+    write_lossless(tmp_path / "secret.mkv", numbered(2), 8)
+    write_h264(tmp_path / "secret.mp4", numbered(2), 8)
+    (tmp_path / name).write_text(text)
+    with av.open(str(tmp_path / name)) as container:  # the control: FFmpeg by itself does
+        assert len(list(container.decode(video=0))) == 2
+    for read in (read_video, middle_frame, read_info):
+        with pytest.raises(GenError, match="cannot be read"):
+            read(tmp_path / name)
+    assert numbers(read_video(tmp_path / "secret.mkv")) == [0, 1]

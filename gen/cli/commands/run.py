@@ -28,7 +28,8 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--trust-job",
         action="store_true",
-        help="accept engine_options and import paths of the job file that can run code",
+        help="accept what can run code in the job file: engine_options, import paths,"
+        " model_options.trust_remote_code",
     )
     parser.add_argument(
         "--dry-run",
