@@ -18,6 +18,7 @@ from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 from gen.media.audio import read_wav, write_sound
 from gen.media.npz import read_npz, write_npz
 from gen.media.video import read_video, write_lossless, write_video
@@ -52,8 +53,15 @@ class FreePrompts:
     def most(self) -> Mapping[str, int]:
         return self.checkpoint.most
 
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return self.checkpoint.tool_format
+
     def parse(self, condition: Condition) -> Any:
         return self.checkpoint.parse(condition)
+
+    def raw_ids(self, text: str) -> list[int] | None:
+        return self.checkpoint.raw_ids(text)
 
     def condition(self, prompt: str) -> Any:
         return self.checkpoint.condition(prompt)

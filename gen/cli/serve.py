@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gen.cli.arguments import deferred
+from gen.constraints.budget import FLAGS, Limits
 from gen.core.errors import GenError, bad_value
 from gen.serve.settings import Settings, read_keys, require_key
 
@@ -23,6 +24,7 @@ def serve(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise bad_value(f"--{name.replace('_', '-')}", value, "an integer of at least 1")
+    args.limits = _limits(args)
     keys = read_keys(args.api_key_file)
     require_key(args.host, keys)
     limits = {k: getattr(args, k) for k in ("max_body", "max_connections", "rate", "deadline")}
@@ -41,6 +43,18 @@ def serve(args: argparse.Namespace) -> int:
         )
     require_extra("serve,ray", OF_REPLICAS)
     return deferred("gen.serve.replicas:serve_until_stopped")(args)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    """Return what building a constraint may take. Raises ``GenError`` for a value of 0 or less."""
+    given = {}
+    for name, flag in FLAGS.items():
+        value = getattr(args, flag.removeprefix("--").replace("-", "_"))
+        if value is not None and not value > 0:
+            raise bad_value(flag, value, "a number above 0")
+        if value is not None:
+            given[name] = value
+    return Limits(**given)
 
 
 def require_extra(extra: str, needed: tuple[str, ...]) -> None:

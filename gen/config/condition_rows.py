@@ -21,6 +21,7 @@ from gen.core.condition_parts import (
     read_json,
     read_messages,
     read_token_ids,
+    read_tools,
     spelled_parts,
 )
 from gen.core.errors import GenError, bad_value, shown
@@ -28,6 +29,12 @@ from gen.core.paths import expand_user, is_file
 from gen.media.given import data_bytes, data_uri, is_data_uri, require_kind
 
 Parts = dict[str, Any]
+# parts that are lists of plain data, and what reads them
+LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "messages": read_messages,
+    "tools": read_tools,
+    "tokens": read_token_ids,
+}
 CONDITION_KEYS = tuple(
     name for name in (*PARTS, *ALIASES) if ALIASES.get(name, name) != "text"
 )  # keys of a row; the prompt has its own
@@ -42,7 +49,7 @@ def row_condition(row: Mapping[str, Any], base: Path) -> Parts:
 
     Returns:
         Media as lists of absolute paths and ``data:`` URIs; an observation as a mapping or the path
-        of a file; messages as a list or the path of a file; tokens as a list.
+        of a file; messages and tools as a list or the path of a file; tokens as a list.
 
     Raises:
         GenError: a value of another type.
@@ -59,8 +66,7 @@ def row_condition(row: Mapping[str, Any], base: Path) -> Parts:
         elif part == "observation":
             parts[part] = _observation(value, base)
         else:
-            read = read_messages if part == "messages" else read_token_ids
-            parts[part] = list(read(value))
+            parts[part] = list(LISTS[part](value))
     return parts
 
 
@@ -124,8 +130,8 @@ def _json_content(part: str, path: str, digest: Callable[[str], str]) -> Any:
     """Return the content of a JSON file as if it stood in the row; the file's digest if it cannot
     be read, which a check says."""
     try:
-        if part == "messages":
-            return list(read_messages(path))
+        if part in LISTS:
+            return list(LISTS[part](path))
         return _observed(_observation(read_json(path, part), Path(path).parent), digest)
     except GenError:
         return digest(path)

@@ -2,7 +2,7 @@
 
 A ``ByteDFA`` is a regular language. Every function returns a minimal automaton without useless
 states, so that equal languages have equal tables. Columns of the tables are classes of bytes that
-the automaton treats alike. Sizes are bounded by ``MOST_STATES``.
+the automaton treats alike. Sizes and time are those of the budget (``gen.constraints.budget``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from functools import reduce
 
 import numpy as np
 
+from gen.constraints.budget import check, require_bytes, require_states
 from gen.contracts.constraint import FAR, distances, slices, steps_back
 from gen.core.errors import GenError, bad_value
 
-MOST_STATES = 50_000
-MOST_ENTRIES = 2**25  # states x classes of bytes, 128 MiB
+NUMBER = 40  # bytes of a number in a list
+CELL, STEP = 24, 32  # bytes of a cell of a table, and of a step, while it is minimized
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +160,13 @@ def any_of(texts: Iterable[bytes]) -> ByteDFA:
                 edges.append({})
             state = edges[state][byte]
         ends.add(state)
-        if len(edges) > MOST_STATES:
-            raise _too_large(len(edges))
+        require_states(len(edges))
     used = sorted({byte for row in edges for byte in row})
     column = {byte: k for k, byte in enumerate(used)}
     classes = len(used) + (len(used) < 256)
     byte_class = np.full(256, classes - 1, np.uint8)
     byte_class[used] = np.arange(len(used))
+    require_bytes(len(edges) * classes * 4)
     table = np.full((len(edges), classes), -1, np.int32)
     for state, row in enumerate(edges):
         for byte, target in row.items():
@@ -247,6 +248,7 @@ def _heights(table: np.ndarray) -> np.ndarray:
     found = np.full(len(table), FAR, np.int32)
     level, frontier = 0, np.flatnonzero(left == 0)
     while len(frontier):
+        check()
         found[frontier] = level
         before, steps = np.unique(
             sources[slices(begin[frontier], begin[frontier + 1])], return_counts=True
@@ -275,6 +277,7 @@ def _product(first: ByteDFA, second: ByteDFA, accepts, follows) -> ByteDFA:
     width = len(b) + 1  # the state after a wrong byte is the last one of each
     a = np.vstack([a, np.full((1, a.shape[1]), -1, np.int32)])
     b = np.vstack([b, np.full((1, b.shape[1]), -1, np.int32)])
+    require_bytes(len(a) * width * 4 + a.nbytes + b.nbytes)
     index = np.full(len(a) * width, -1, np.int32)
     index[0] = 0
     order, rows, frontier = [np.zeros(1, np.int64)], [], np.zeros(1, np.int64)
@@ -287,7 +290,8 @@ def _product(first: ByteDFA, second: ByteDFA, accepts, follows) -> ByteDFA:
         frontier = found[index[found] < 0]
         index[frontier] = np.arange(count, count + len(frontier))
         count += len(frontier)
-        _check_size(count, a.shape[1])
+        require_states(count)
+        require_bytes(index.nbytes + count * a.shape[1] * CELL)
         rows.append((pairs, is_live))
         order.append(frontier)
     pairs = np.concatenate([p for p, _ in rows])
@@ -328,14 +332,14 @@ class Nfa:
     def state(self) -> int:
         """Add a state that no byte leads to or from."""
         self.size += 1
+        require_states(self.size)
         return self.size - 1
 
     def add(self, part: ByteDFA) -> tuple[int, list[int]]:
         """Add the states of an automaton; return its first state and its accepting ones."""
         offset = self.size
         self.size += part.num_states
-        if self.size > MOST_STATES:
-            raise _too_large(self.size)
+        require_states(self.size)
         self.parts.append((offset, part))
         return offset, (np.flatnonzero(part.accepting) + offset).tolist()
 
@@ -357,12 +361,16 @@ class Nfa:
                 if target not in found:
                     found.add(target)
                     waiting.append(target)
+        check()
         return tuple(sorted(found))
 
     def determinize(self) -> ByteDFA:
         """Return the deterministic automaton: its states are the reachable sets of states."""
         tables, byte_class = _aligned([part for _, part in self.parts])
-        rows = [[-1] * (int(byte_class.max()) + 1)] * self.size
+        classes = int(byte_class.max()) + 1
+        held = self.size * classes * NUMBER
+        require_bytes(held)
+        rows = [[-1] * classes] * self.size
         for (offset, part), table in zip(self.parts, tables, strict=True):
             moved = np.where(table < 0, -1, table + offset)
             rows[offset : offset + part.num_states] = moved.tolist()
@@ -379,17 +387,21 @@ class Nfa:
                     target = index.setdefault(closed, len(subsets))
                     if target == len(subsets):
                         subsets.append(closed)
+                        held += 8 * len(closed) + classes * NUMBER
                     after[column] = target
+                    held += 8 * len(column)
+                    require_bytes(held)
                 row.append(target)
             table.append(row)
-            _check_size(len(subsets), len(row))
+            require_states(len(subsets))
         accepting = np.array([not self.accepting.isdisjoint(s) for s in subsets])
         return _minimal(np.array(table, np.int32), accepting, byte_class)
 
 
 def _minimal(table: np.ndarray, accepting: np.ndarray, byte_class: np.ndarray) -> ByteDFA:
     """Return the smallest automaton, states in the order of first visits, classes by first byte."""
-    distance = distances(table, accepting)
+    require_bytes(table.size * CELL + np.count_nonzero(table >= 0) * STEP)
+    distance = distances(table, accepting, check)
     if distance[0] == FAR:
         return nothing()
     useful = np.append(distance < FAR, False)
@@ -427,6 +439,7 @@ def _equivalence(table: np.ndarray, distance: np.ndarray) -> np.ndarray:
     count = int(block.max()) + 1
     states = np.arange(len(table))
     while len(states):
+        check()
         rows = np.column_stack([block[states], np.append(block, -1)[table[states]]])
         first, group, members = distinct_rows(rows)
         owner = rows[first, 0]
@@ -464,20 +477,9 @@ def _visits(table: np.ndarray, first: int) -> np.ndarray:
     """Return the states that can be reached, breadth first: int [S]."""
     order, seen = [first], {first}
     for state in order:  # grows while it is read
+        check()
         for target in dict.fromkeys(table[state].tolist()):
             if target >= 0 and target not in seen:
                 seen.add(target)
                 order.append(target)
     return np.array(order)
-
-
-def _check_size(states: int, classes: int) -> None:
-    if states > MOST_STATES or states * classes > MOST_ENTRIES:
-        raise _too_large(states)
-
-
-def _too_large(states: int) -> GenError:
-    return GenError(
-        f"the automaton has {states:,} states or more; expected at most {MOST_STATES:,}: fewer"
-        " repetitions, shorter texts or fewer alternatives"
-    )

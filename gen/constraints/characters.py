@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from gen.constraints.budget import check, require_states
 from gen.constraints.byte_dfa import ByteDFA
 
 LAST = 0x10FFFF
@@ -80,6 +81,7 @@ class _Texts:
         size = 1 << 6 * more
         for first, last in ranges:
             for top in range(first // size, last // size + 1):
+                check()
                 rest = _clipped(ranges, top * size, (top + 1) * size - 1)
                 below = tuple((a - top * size, b - top * size) for a, b in rest)
                 self.rows[state][first_byte + top] = self._after(below, more)
@@ -91,6 +93,7 @@ class _Texts:
         if (more, ranges) not in self.index:
             state = self.index[more, ranges] = len(self.rows)
             self.rows.append(np.full(256, -1, np.int32))
+            require_states(len(self.rows))
             self.fill(state, 0x80, ranges, more - 1)
         return self.index[more, ranges]
 

@@ -20,12 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from gen.constraints.budget import check, share
 from gen.constraints.kind import Context
 from gen.contracts.constraint import BITS, Constraint, ConstraintState, pack_bools
 from gen.core.errors import GenError, bad_value
 from gen.media.containers import require_package
 
 SYNTAXES = ("lark", "gbnf")
+MOST_STATES = 50_000  # of the lexer of a row, about 1.5 kB each
+MOST_ITEMS = 20_000  # of the parser in one step, about 1 ms
+GRAMMAR_BYTES = 4_000_000  # of a small grammar's tables, measured
 POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 # one spelling of white space, as the automata of schemas have it
 SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -154,6 +158,11 @@ class _Tokens:
         return found
 
 
+def _limits() -> Any:
+    """Return what llguidance may take; its own limits on grammars and regular expressions stay."""
+    return _library().LLParserLimits(max_lexer_states=MOST_STATES, step_max_items=MOST_ITEMS)
+
+
 @lru_cache(maxsize=4)
 def _tokenizer(
     first: tuple[bytes | None, ...], later: tuple[bytes | None, ...]
@@ -164,9 +173,10 @@ def _tokenizer(
 
 
 class _Grammar(Constraint):
-    """Grammar of llguidance with the tokens of a model."""
+    """Grammar of llguidance with the tokens of a model; a copy by ``pickle`` is built anew."""
 
     def __init__(self, grammar: str, context: Context, kind: str):
+        self.arguments = grammar, context, kind
         vocabulary = context.require_text(kind)
         if not context.ends:
             raise GenError(
@@ -186,7 +196,9 @@ class _Grammar(Constraint):
         self.ending = np.zeros(self.vocab_size, bool)
         self.ending[list(self.ends)] = True
         self.ending = pack_bools(self.ending)
-        matcher = _library().LLMatcher(tokenizer, grammar, log_level=0)
+        with share(0.5):  # where another process built it, it is built once more
+            matcher = _library().LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+            check()
         if matcher.is_error():
             raise _refused(kind, matcher.get_error())
         self.matcher = matcher
@@ -195,6 +207,13 @@ class _Grammar(Constraint):
                 f"structured.{kind} accepts no text that this vocabulary can spell; expected at"
                 " least one"
             )
+
+    @property
+    def nbytes(self) -> int:
+        return GRAMMAR_BYTES + 200 * len(self.arguments[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Grammar, self.arguments
 
     def start(self) -> ConstraintState:
         return _GrammarState(self, self.matcher.deep_copy())

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gen.constraints.budget import check, require_states
 from gen.constraints.byte_dfa import (
-    MOST_STATES,
     ByteDFA,
     Nfa,
     any_of,
@@ -50,8 +50,7 @@ def array_language(members: Sequence[Member], language: Language) -> ByteDFA:
     if most is not None and most < least:
         return nothing()
     last = most if most is not None else max(least, length, 1)
-    if last > MOST_STATES:
-        raise members[0].refused("maxItems" if most else "minItems", f" {last:,}")
+    require_states(2 * last)
     # node 2 n + 1: n items were written; 2 n: the next sign is that of item n
     edges: Edges = [(-1, literal(b"["), 1)]
     comma, closed = separator(b","), -2
@@ -242,6 +241,7 @@ def _path(
         key = spelled(name).encode() + b":"
         after = set()
         for count in sorted(counts):
+            check()
             if not is_required:
                 edges.append((node(i, count), nothing_written, node(i + 1, count)))
                 after.add(count)
@@ -287,6 +287,7 @@ def _graph(edges: Edges, end: int, start: int = 0) -> ByteDFA:
         if node not in nodes:
             nodes[node] = nfa.state()
     for begin, language, after in edges:
+        check()
         first, following = nfa.add(language)
         nfa.link([nodes[begin]], first)
         nfa.link(following, nodes[after])

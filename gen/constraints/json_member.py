@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from math import isfinite
 from typing import Any
 
+from gen.constraints.budget import Unsupported
 from gen.constraints.json_scalars import FORMATS, FREE_FORMATS, INTEGER_FORMATS
 from gen.core.errors import GenError, shown, unknown_word
 
@@ -96,6 +98,8 @@ class Member:
                 raise GenError(str(unknown_word(str(name), TYPES, f"{self.pointer}/type")))
         self._check_shapes(schema)
         name = schema.get("format")
+        if name is not None and not isinstance(name, str):
+            raise self.malformed("format", name, "the name of a format")
         if name is not None and name not in {*FORMATS, *FREE_FORMATS, *INTEGER_FORMATS}:
             raise self.refused("format", f" {shown(name)}")
 
@@ -113,6 +117,10 @@ class Member:
         for keyword in NUMBERS:
             if not _is_number(schema.get(keyword, 1)):
                 raise self.malformed(keyword, schema[keyword], "a number")
+        for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+            value = schema.get(keyword, 1)
+            if not (_is_number(value) or isinstance(value, bool)):  # a boolean in draft 4
+                raise self.malformed(keyword, value, "a number")
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
             raise self.malformed("required", required, "a list of names")
@@ -124,7 +132,7 @@ class Member:
 
     def refused(self, keyword: str, more: str = "") -> GenError:
         """Return the error of a keyword that is not supported."""
-        return GenError(
+        return Unsupported(
             f"the schema has {keyword}{more} at {self.pointer}/{keyword}, which the automaton does"
             " not support; expected a schema without it, or the engine llguidance"
         )
@@ -162,7 +170,9 @@ def tightest(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _decimal(value: Any) -> Decimal:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gen.constraints.budget import check, require_bytes, require_states
 from gen.constraints.byte_dfa import (
     ByteDFA,
     concat,
@@ -117,6 +118,7 @@ def quoted(language: ByteDFA) -> ByteDFA:
 
 def _escaped(language: ByteDFA) -> ByteDFA:
     """Write quotes, backslashes and control characters of texts with their shortest escape."""
+    require_bytes(3 * 256 * 4 * language.num_states)
     rows = language.next[:, language.byte_class]
     special = list(ESCAPES)
     is_used = rows[:, special] >= 0
@@ -124,6 +126,8 @@ def _escaped(language: ByteDFA) -> ByteDFA:
     table[0][:, special] = -1
     count = len(rows)
     for state in np.flatnonzero(is_used.any(1)).tolist():
+        require_states(count)
+        require_bytes(3 * 256 * 4 * count)
         inner: dict[bytes, int] = {b"": state}
         for code in special:
             target = int(rows[state, code])
@@ -265,6 +269,7 @@ def _compared(bound: Decimal, relations: str) -> ByteDFA:
         return states.setdefault(state, len(states))
 
     for part, count, relation in waiting:  # grows while it is read
+        require_states(len(states))
         row = [-1] * 12
         if part == "whole":
             shape = "<" if count < len(whole) else relation if count == len(whole) else ">"
@@ -315,6 +320,7 @@ def spelled(value: Any) -> str:
 
 def value_language(value: Any) -> ByteDFA:
     """Return the texts of one value: canonical scalars, at most one space after signs."""
+    check()
     if isinstance(value, list):
         return bracketed(b"[]", [value_language(item) for item in value])
     if isinstance(value, dict):

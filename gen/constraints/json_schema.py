@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from gen.constraints.budget import Unsupported, check, require_bytes
 from gen.constraints.byte_dfa import ByteDFA, any_of, difference, nothing, union
 from gen.constraints.json_containers import array_language, object_language
 from gen.constraints.json_member import TYPES, Member
@@ -75,9 +76,9 @@ def schema_dfa(schema: dict[str, Any] | bool, *, max_depth: int = MAX_DEPTH) -> 
     try:
         language = compiler.language((Member(schema, "#"),), Mode())
     except RecursionError:
-        raise GenError(
-            "the schema has a $ref to itself without a value in between; expected one inside of"
-            " properties or items"
+        raise Unsupported(
+            "the schema is nested too deeply, or has a $ref to itself without a value in between;"
+            " expected fewer levels, and such a $ref inside of properties or items"
         ) from None
     if language.is_empty:
         first = compiler.unsatisfied[0] if compiler.unsatisfied else "#"
@@ -101,6 +102,7 @@ class _Compiler:
         self.root, self.max_depth = root, max_depth
         self.unsatisfied: list[str] = []
         self.found: dict[tuple[Any, ...], ByteDFA] = {}
+        self.held = 0  # bytes of their tables
         self.targets: dict[str, tuple[Any, bool]] = {}
         self.checked: set[int] = set()
         self.made: dict[tuple[int, str], list[Any]] = {}
@@ -118,13 +120,16 @@ class _Compiler:
             return nothing()
         key = (tuple(m.key for m in flat), mode)
         if key not in self.found:
-            self.found[key] = self.combined(flat, mode)
+            self.found[key] = made = self.combined(flat, mode)
+            self.held += made.next.nbytes
+            require_bytes(self.held)
         return self.found[key]
 
     def flat(self, members: Sequence[Member]) -> Members | None:
         """Return members without ``$ref``, ``allOf`` and dependencies; None if one is false."""
         found: dict[tuple[Any, ...], Member] = {}
         for m in members:
+            check()
             if m.schema is True:
                 continue
             if m.schema is False or (m.is_generated and m.depth > self.max_depth):
@@ -173,9 +178,9 @@ class _Compiler:
         Raises:
             GenError: the schema has no such part.
         """
-        name = m.get("$ref")
+        name = str(m.get("$ref"))
         if name not in self.targets:
-            schema = self.resolve(name, m.pointer)
+            schema = self.resolve(m.get("$ref"), m.pointer)
             reached, waiting = set(), [schema]
             while waiting:
                 for other in _references(waiting.pop()):
@@ -310,6 +315,7 @@ class _Compiler:
         Raises:
             GenError: the value is an array or an object, and has more to satisfy than its type.
         """
+        check()
         kind = type_of(value)
         if any(kind not in m.types() for m in members):
             return False
@@ -330,6 +336,7 @@ def _clause(name: str, needed: Any) -> dict[str, Any]:
 
 def _references(schema: Any) -> Iterator[str]:
     """Yield the ``$ref`` of a schema and of its parts."""
+    check()
     if isinstance(schema, list):
         for item in schema:
             yield from _references(item)

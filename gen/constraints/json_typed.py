@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from gen.constraints.budget import within
 from gen.constraints.byte_dfa import ByteDFA, any_of, intersect, literal, nothing
 from gen.constraints.json_member import Member, tightest
 from gen.constraints.json_scalars import (
@@ -104,7 +105,7 @@ def _pattern(pattern: str, pointer: str) -> ByteDFA:
     try:
         return _searched(_ecma(pattern))
     except GenError as error:
-        raise GenError(f"the schema at {pointer}/pattern: {error}") from None
+        raise within(f"the schema at {pointer}/pattern", error) from None
 
 
 @lru_cache(maxsize=256)

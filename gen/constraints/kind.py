@@ -14,7 +14,7 @@ import numpy as np
 
 from gen.constraints.byte_dfa import ByteDFA
 from gen.contracts.constraint import Automaton, Constraint
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError, bad_value
 
 
@@ -44,6 +44,7 @@ class Context:
         ends: eos token ids; empty where a row always fills its positions.
         positions: positions of a row.
         legal: tokens that may stand at each position, bool [T, V].
+        left_to_right: whether positions are filled in order.
     """
 
     vocabulary: Vocabulary | None
@@ -51,6 +52,7 @@ class Context:
     ends: tuple[int, ...]
     positions: int
     legal: np.ndarray
+    left_to_right: bool = True
 
     def require_text(self, kind: str) -> Vocabulary:
         """Return the bytes of the tokens.
@@ -86,3 +88,8 @@ class ConstraintKind(ABC):
         Raises:
             GenError: the value or an option is none that this kind takes.
         """
+
+    def alternative(self, context: Context) -> ConstraintKind | None:
+        """Return the rule for another engine, which is built where this one is not supported or
+        exceeds its budget; None where there is none."""
+        return None

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gen.constraints.budget import check, require_bytes
 from gen.contracts.constraint import (
     Automaton,
     AutomatonConstraint,
@@ -43,15 +44,21 @@ class PositionedConstraint(AutomatonConstraint):
         The last column, False, is the state after a wrong token.
         """
         length, (states, classes) = len(self.legal), self.rule.next.shape
+        require_bytes((length + 1) * (states + 1) + self.rule.next.size * 2)
         found = np.zeros((length + 1, states + 1), bool)
         found[length, :-1] = self.rule.accepting
         for position in range(length - 1, -1, -1):
+            check()
             allowed = self.rule.token_class[self.legal[position]]
             is_legal = np.zeros(classes + 1, bool)
             is_legal[allowed] = True
             after = found[position + 1][self.rule.next[:, is_legal[:-1]]]
             found[position, :-1] = after.any(1)
         return found
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.completable.nbytes + self.legal.nbytes
 
     def start(self) -> ConstraintState:
         return _PositionedState(self)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from gen.constraints.budget import Unsupported, check
 from gen.constraints.byte_dfa import ByteDFA, concat, empty, literal, union
 from gen.constraints.characters import LAST, Ranges, characters, merged, others
 from gen.core.errors import GenError, bad_type, shown
@@ -58,7 +59,6 @@ def regex(pattern: str, *, search: bool = False) -> ByteDFA:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # sets of sets, which `re` may add
-            re.compile(pattern)
             tree = _parser().parse(pattern)
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
@@ -80,7 +80,7 @@ def _parser() -> Any:
 
 
 def _refused(pattern: str, found: str, expected: str) -> GenError:
-    return GenError(f"regex {shown(pattern)} has {found}; expected {expected}")
+    return Unsupported(f"regex {shown(pattern)} has {found}; expected {expected}")
 
 
 Around = ByteDFA | None
@@ -122,14 +122,18 @@ class _Reader:
         parts = [before] if before and not anchored_first else []
         text = ""
         for i, (op, value) in enumerate(items):
+            check()
             if str(op) == "LITERAL" and not flags & re.IGNORECASE and not _is_surrogate(value):
                 text += chr(value)
                 continue
-            parts, text = [*parts, literal(text.encode())], ""
+            if text:
+                parts.append(literal(text.encode()))
+                text = ""
             is_first, is_last = i == 0 and anchored_first, i == len(items) - 1 and anchored_last
             around = before if is_first else None, after if is_last else None
             parts.append(self.node(op, value, flags, *around))
-        parts.append(literal(text.encode()))
+        if text:
+            parts.append(literal(text.encode()))
         return concat(*parts, after) if after and not anchored_last else concat(*parts)
 
     def node(self, op: Any, value: Any, flags: int, before: Around, after: Around) -> ByteDFA:

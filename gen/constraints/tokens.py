@@ -11,11 +11,12 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from gen.constraints.byte_dfa import FAR, ByteDFA, distances, distinct_rows
+from gen.constraints.budget import check, require_bytes
+from gen.constraints.byte_dfa import CELL, FAR, STEP, ByteDFA, distances, distinct_rows
 from gen.contracts.constraint import Automaton
 from gen.core.errors import GenError, bad_value
 
-MOST_ENTRIES = 2**27  # states x kinds of tokens and of their prefixes, 512 MiB
+COLUMN = 12  # bytes of a state in a column of the walk, its key and the table
 
 
 def over_tokens(
@@ -104,7 +105,8 @@ def _walk(dfa: ByteDFA, words: list[bytes], states: np.ndarray) -> tuple[np.ndar
                 after[pair] = index.setdefault(column.tobytes(), len(columns))
                 if after[pair] == len(columns):
                     columns.append(column)
-                    _check_columns(len(states), len(columns))
+                    require_bytes(len(columns) * len(states) * COLUMN)
+                check()
         node = np.array([after[pair] for pair in pairs.tolist()], np.int64)[which.reshape(-1)]
         rows, node = rows[node > 0], node[node > 0]
         depth += 1
@@ -112,14 +114,6 @@ def _walk(dfa: ByteDFA, words: list[bytes], states: np.ndarray) -> tuple[np.ndar
     table = np.stack([columns[i] for i in used.tolist() or [0]], axis=1)
     number = np.where(column_of > 0, number.reshape(-1), -1)
     return np.where(table == dead, -1, table), number
-
-
-def _check_columns(states: int, columns: int) -> None:
-    if states * columns > MOST_ENTRIES:
-        raise GenError(
-            f"the constraint has {states:,} states and tokens of {columns:,} kinds or more;"
-            f" expected at most {MOST_ENTRIES:,} pairs of them: a smaller constraint"
-        )
 
 
 def _joined(
@@ -153,8 +147,10 @@ def trimmed(automaton: Automaton) -> Automaton:
     """
     has_tokens = np.zeros(automaton.next.shape[1] + 1, bool)
     has_tokens[automaton.token_class] = True
+    steps = np.count_nonzero(automaton.next >= 0)
+    require_bytes(automaton.next.size * CELL + steps * STEP)
     table = np.where(has_tokens[:-1], automaton.next, -1)
-    distance = distances(table, automaton.accepting)
+    distance = distances(table, automaton.accepting, check)
     if distance[0] == FAR:
         raise GenError(
             "the constraint accepts no text that this vocabulary can spell; expected at least one"
@@ -217,7 +213,7 @@ def require_room(automaton: Automaton, positions: int) -> None:
     Raises:
         GenError: the shortest text is longer.
     """
-    shortest = int(distances(automaton.next, automaton.accepting)[0])
+    shortest = int(automaton.distance[0])
     if shortest > positions:
         raise GenError(
             f"the shortest text of the constraint has {shortest:,} tokens and there are"
@@ -231,6 +227,7 @@ def reachable_states(table: np.ndarray) -> np.ndarray:
     seen = np.zeros(len(table), bool)
     frontier = np.zeros(1, np.int64)
     while len(frontier):
+        check()
         seen[frontier] = True
         after = np.unique(table[frontier])
         after = after[after >= 0]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
+from gen.core.tool_calls import MARKERS
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PROBES = 256  # pairs of tokens that are decoded to see that the table is right
@@ -54,8 +55,7 @@ def token_table(tokenizer: Any, vocab_size: int, ends: Collection[int] = ()) -> 
         )
     decoder = json.loads(backend.to_str())["decoder"]
     write = _writer(decoder, name)
-    hidden = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    hidden |= {*ends, *tokenizer.all_special_ids}
+    hidden = {*special_ids(tokenizer), *ends}
     size = len(tokenizer)
     spelt = tokenizer.convert_ids_to_tokens(list(range(size)))
     is_text = [text is not None and i not in hidden for i, text in enumerate(spelt)]
@@ -65,6 +65,22 @@ def token_table(tokenizer: Any, vocab_size: int, ends: Collection[int] = ()) -> 
     ]
     surplus = [None] * (vocab_size - size)
     return Vocabulary((*first, *surplus), (*later, *surplus))
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of tokens that are no text: special ones, but for the markers of calls."""
+    added = tokenizer.added_tokens_decoder
+    special = {i for i, token in added.items() if token.special} | {*tokenizer.all_special_ids}
+    return {i for i in special if str(added.get(i)) not in MARKERS}
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode token ids without special tokens, but with the markers of calls."""
+    added = tokenizer.added_tokens_decoder
+    if not any(i in added and str(added[i]) in MARKERS for i in ids):
+        return tokenizer.decode(ids, skip_special_tokens=True)
+    hidden = special_ids(tokenizer)
+    return tokenizer.decode([i for i in ids if i not in hidden])
 
 
 def _writer(decoder: dict[str, Any] | None, name: str) -> Writer:
@@ -161,7 +177,7 @@ def _require_decoded(tokenizer: Any, vocabulary: Vocabulary, name: str) -> None:
             expected = vocabulary.join(ids).decode()
         except UnicodeDecodeError:  # parts of characters are written as replacement characters
             continue
-        text = tokenizer.decode(ids, skip_special_tokens=True)
+        text = decoded(tokenizer, ids)
         if text != expected:
             raise GenError(
                 f"tokenizer {name} decodes tokens {ids} as {text!r}; expected {expected!r}, what"

@@ -27,6 +27,7 @@ from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 from gen.models.load.generation_config import GENERATION
 from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.gguf import GgufFile
@@ -40,6 +41,7 @@ from gen.models.load.hub import (
 )
 from gen.models.load.locate import built_in, known_models, packaged_file, pick_device
 from gen.models.load.peft_adapters import merge
+from gen.models.load.pooling import Pooling
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
 from gen.models.load.routed import route
@@ -393,6 +395,8 @@ class Checkpoint(ABC):
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
+        tool_format: format in which answers call functions; None where they call none.
+        pooling: how the model embeds texts; None where it is no embedding model.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -413,6 +417,8 @@ class Checkpoint(ABC):
     settled: Mapping[str, Any] = {}
     reads: Reads
     ranks: Ranks | None = None
+    tool_format: ToolFormat | None = None
+    pooling: Pooling | None = None
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -451,13 +457,15 @@ class Checkpoint(ABC):
     def parse(self, condition: Condition) -> Any:
         """Return the typed condition that all given parts state.
 
-        A family that takes more than text lists the parts in ``accepts`` and overrides this.
-
-        Raises:
-            GenError: a part is not taken, or does not parse.
+        A family that takes more than text lists the parts in ``accepts`` and overrides this. Raises
+        ``GenError`` for a part that is not taken, or does not parse.
         """
         condition.require(self.accepts, "the model", self.most)
         return self.condition(condition.text or "")
+
+    def raw_ids(self, text: str) -> list[int] | None:
+        """See ``Modality.raw_ids``."""
+        return None
 
     def condition(self, prompt: str) -> Any:
         """Parse a prompt to a typed condition. Raises ``GenError``."""
@@ -492,11 +500,8 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
         return table[found[0]].serving(modality)
-    kind = (
-        files.model_type
-        or files.json("model_index.json").get("_class_name")
-        or "folder without a type of model"
-    )
+    stated = files.model_type or files.json("model_index.json").get("_class_name")
+    kind = stated or "folder without a type of model"
     if len(found) > 1:
         raise GenError(
             f"model {files.name} could be one of {', '.join(found)}; expected files of one family"

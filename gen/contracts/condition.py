@@ -23,6 +23,7 @@ from gen.core.condition_parts import (
     read_json,
     read_messages,
     read_token_ids,
+    read_tools,
     spelled_parts,
 )
 from gen.core.errors import GenError, bad_type, shown
@@ -40,6 +41,7 @@ class Condition:
     Attributes:
         text: prompt.
         messages: turns of a conversation, ``{"role": ..., "content": ...}`` each.
+        tools: functions that the answer to a conversation may call.
         images: images, or paths of them.
         audio: waveforms, or paths of them.
         video: clips, or paths of them.
@@ -49,6 +51,7 @@ class Condition:
 
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
     images: tuple[Any, ...] = ()
     audio: tuple[Any, ...] = ()
     video: tuple[Any, ...] = ()
@@ -152,7 +155,7 @@ class Condition:
         found = {part: getattr(self, part) for part in self.parts}
         for part in KINDS.keys() & found.keys():
             found[part] = [_plain_medium(value) for value in found[part]]
-        for part in {"messages", "tokens"} & found.keys():
+        for part in {"messages", "tools", "tokens"} & found.keys():
             found[part] = list(found[part])
         if "observation" in found:
             found["observation"] = {
@@ -187,6 +190,7 @@ def read_observation(value: Any) -> dict[str, Any]:
 READERS: dict[str, Callable[[Any], Any]] = {
     "observation": read_observation,
     "messages": read_messages,
+    "tools": read_tools,
     "tokens": read_token_ids,
 }
 

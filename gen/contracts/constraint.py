@@ -11,20 +11,25 @@ and windows alike, and a row that became another item begins anew.
 
 A constraint that is a deterministic automaton says so (``Constraint.automaton``). Masked models
 need one: they ask what may stand between tokens, not only what may follow.
+
+torch is imported where rows are asked for: processes that only build automata start without it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gen.core.errors import GenError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = 32
 FAR = np.int32(2**30)  # distance to an accepting state that cannot be reached
@@ -48,6 +53,12 @@ class Automaton:
     def vocab_size(self) -> int:
         """Number of tokens V."""
         return len(self.token_class)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tables in bytes."""
+        tables = (self.next, self.accepting, self.token_class, self.distance)
+        return sum(table.nbytes for table in tables)
 
     def step(self, state: int, token: int) -> int:
         """Return the state after a token; -1 where it may not come, or after state -1."""
@@ -118,6 +129,12 @@ class Constraint(ABC):
         """Return the constraint as a deterministic automaton; None where it is none."""
         return None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the constraint in bytes, about."""
+        automaton = self.automaton()
+        return 0 if automaton is None else automaton.nbytes
+
 
 class RowConstraint:
     """A constraint as token spaces hold it (``gen.core.token_space.HistoryConstraint``).
@@ -141,6 +158,8 @@ class RowConstraint:
             history: long [n, T], one token per position.
             positions: long [n, L].
         """
+        import torch
+
         while len(self._rows) < len(history):
             self._rows.append(_Row(self.constraint.start()))
         words = ceil(self.constraint.vocab_size / BITS)
@@ -236,16 +255,27 @@ def pack_bools(allowed: np.ndarray) -> np.ndarray:
 
 def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
     """Return packed masks, int32 [n, ceil(V / 32)], as bool [n, V]."""
+    import torch
+
     bits = bitmask[..., None] >> torch.arange(BITS, dtype=torch.int32, device=bitmask.device) & 1
     return bits.flatten(1)[:, :vocab_size].bool()
 
 
-def distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """Return the fewest steps from each state to an accepting one, int32 [S]; ``FAR`` for none."""
+def distances(
+    table: np.ndarray, accepting: np.ndarray, check: Callable[[], None] = lambda: None
+) -> np.ndarray:
+    """Return the fewest steps from each state to an accepting one, int32 [S]; ``FAR`` for none.
+
+    Args:
+        table: state after each class of letters, int [S, K]; -1 for none.
+        accepting: accepting states, bool [S].
+        check: called once per distance; an error that it raises ends the search.
+    """
     begin, sources = steps_back(table)
     found = np.full(len(table), FAR, np.int32)
     level, frontier = 0, np.flatnonzero(accepting)
     while len(frontier):
+        check()
         found[frontier] = level
         before = sources[slices(begin[frontier], begin[frontier + 1])]
         frontier = np.unique(before[found[before] == FAR])

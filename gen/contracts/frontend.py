@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.models.load.locate import config_field
 
@@ -39,38 +39,6 @@ class FrontendConfig:
     codebook_sizes: tuple[int, ...]
     compression: tuple[int, ...]
     channels: int = 0
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Bytes that token ids stand for in a decoded text.
-
-    A text is the bytes of its first token, then those of the others. Decoders that write a space
-    before every word leave it out before the first one.
-
-    Attributes:
-        first: bytes of every token id where it is the first token of a text, [V]; None for tokens
-            that are no text: special tokens, and ids that the tokenizer does not have.
-        later: bytes of every token id after other tokens, [V].
-    """
-
-    first: tuple[bytes | None, ...]
-    later: tuple[bytes | None, ...]
-
-    def __len__(self) -> int:
-        return len(self.later)
-
-    def join(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of a text.
-
-        Raises:
-            GenError: a token is no text.
-        """
-        parts = [self.first[i] for i in ids[:1]] + [self.later[i] for i in ids[1:]]
-        for token, part in zip(ids, parts, strict=True):
-            if part is None:
-                raise GenError(f"token {token} is special; expected tokens of text")
-        return b"".join(part for part in parts if part)
 
 
 class TokenFrontend(ABC):

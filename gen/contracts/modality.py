@@ -17,6 +17,7 @@ from gen.contracts.oracle import Board
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.core.tool_calls import ToolFormat
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ class Modality(ABC):
 
     # --- conditions
 
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """Format in which answers call functions; None where conversations take no tools."""
+        return None
+
     def parse(self, condition: Condition) -> Any:
         """Return the typed condition that all given parts state.
 
@@ -127,6 +133,12 @@ class Modality(ABC):
         first one that ``models`` has a key for. "" stands for the models of texts."""
         served = {key.rpartition("-")[2] for key in self.models}
         return next((part for part in condition.parts if part in served), "")
+
+    def raw_ids(self, text: str) -> list[int] | None:
+        """Return the token ids of a text that goes into no chat template and keeps the white space
+        around it; None where the models take no token ids. Raises ``GenError`` for a text without
+        tokens."""
+        return None
 
     @abstractmethod
     def condition(self, prompt: str) -> Any:

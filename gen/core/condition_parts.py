@@ -15,7 +15,8 @@ from gen.core.paths import is_file
 
 KINDS = {"images": "image", "audio": "audio", "video": "video"}  # parts that are media, their kind
 NOUNS = {"image": "an image", "audio": "a sound", "video": "a video"}
-PARTS = ("text", "messages", *KINDS, "observation", "tokens")
+PARTS = ("text", "messages", "tools", *KINDS, "observation", "tokens")
+CALL_KEYS = ("tool_calls", "tool_call_id", "name")  # of a turn, beside role and content
 ALIASES = {"prompt": "text", "image": "images", "audios": "audio", "videos": "video"}
 CAMERA = "observation.image"  # beginning of the keys of an observation that are camera images
 FEATURES = "observation.features"  # key of a file with features of the camera image
@@ -67,7 +68,9 @@ def read_messages(value: Any) -> tuple[dict[str, Any], ...]:
     Args:
         value: list of turns, or the path of a JSON file that holds one. The content of a turn is a
             text, or a list of ``{"type": "text", "text": ...}`` and of ``{"type": "image"}``, where
-            one of the images of the condition stands.
+            one of the images of the condition stands. A turn that calls functions has
+            ``tool_calls``, and its content may be None; one of their results has ``tool_call_id``,
+            and ``name`` if need be.
 
     Raises:
         GenError: the file cannot be read, or a turn is none.
@@ -80,16 +83,77 @@ def read_messages(value: Any) -> tuple[dict[str, Any], ...]:
 
 def _turn(turn: Any, name: str) -> dict[str, Any]:
     """Return one turn of a conversation, its content a text or a list of parts."""
-    if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise bad_value(name, turn, "an object with the keys role and content")
+    for key in turn:
+        if key not in ("role", "content", *CALL_KEYS):
+            raise unknown("key", key, ("role", "content", *CALL_KEYS), name)
     role, content = turn["role"], turn["content"]
     if not isinstance(role, str) or not role:
         raise bad_value(f"{name}.role", role, "a text such as 'user'")
+    calls = [_call(c, f"{name}.tool_calls.{i}") for i, c in enumerate(turn.get("tool_calls") or ())]
+    told = {key: turn[key] for key in CALL_KEYS[1:] if turn.get(key) is not None}
+    for key, value in told.items():
+        if not isinstance(value, str):
+            raise bad_value(f"{name}.{key}", value, "a text")
+    more = {**({"tool_calls": calls} if calls else {}), **told}
     if isinstance(content, (list, tuple)):
-        return {"role": role, "content": [_part(p, f"{name}.content") for p in content]}
+        return {"role": role, "content": [_part(p, f"{name}.content") for p in content], **more}
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         raise bad_value(f"{name}.content", content, "a text")
-    return {"role": role, "content": content}
+    return {"role": role, "content": content, **more}
+
+
+def _call(call: Any, name: str) -> dict[str, Any]:
+    """Return a call of a turn; arguments that are the text of a JSON object become the object,
+    which templates take."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        expected = 'an object such as {"function": {"name": ..., "arguments": {...}}}'
+        raise bad_value(name, call, expected)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    if not isinstance(arguments, (str, Mapping)):
+        raise bad_value(f"{name}.function.arguments", arguments, "an object, or its text")
+    told = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {
+        "type": "function",
+        **told,
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def read_tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """Return the functions that an answer may call, as chat templates take them.
+
+    Args:
+        value: list of ``{"type": "function", "function": {"name": ..., "description": ...,
+            "parameters": JSON schema of an object}}``, or the path of a JSON file that holds one.
+
+    Raises:
+        GenError: the file cannot be read, or an entry is no function or has the name of another.
+    """
+    tools = read_json(value, "tools") if isinstance(value, (str, Path)) else value
+    if not isinstance(tools, (list, tuple)):
+        raise bad_value("tools", tools, "a list of functions")
+    found: dict[str, dict[str, Any]] = {}
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            expected = 'an object such as {"type": "function", "function": {"name": ...}}'
+            raise bad_value(f"tools.{i}", tool, expected)
+        if function["name"] in found:
+            message = f"tools.{i} has the name {shown(function['name'])} again; expected another"
+            raise GenError(message)
+        found[function["name"]] = {"type": "function", "function": dict(function)}
+    return tuple(found.values())
 
 
 def _part(part: Any, name: str) -> dict[str, str]:

@@ -7,8 +7,10 @@
 Works whose model, sampler and token space agree share a lane. A lane has a batch that its items
 join and leave between forward passes (``gen.samplers.engine.open_batch``); one thread runs the
 forward passes of all lanes in turn. Works that cannot share a batch (searches, next-scale models,
-continuations, conditions with media ...) run whole in another thread. Two threads load models and
-prepare requests, and one decodes media.
+continuations, conditions with media ...) run whole in another thread, as does what is computed of
+prompts without a sampler. Two threads load models and prepare requests, two prepare those with
+structured output, whose constraints another process builds (``gen.constraints.process``), and one
+decodes media.
 
 An item has the tokens that it has in a call of its own, whatever else runs.
 """
@@ -26,6 +28,9 @@ from typing import Any
 
 import psutil
 
+from gen.constraints.budget import Limits
+from gen.constraints.builder import ConstraintBuilder
+from gen.constraints.process import BuilderProcess
 from gen.core.edit_spec import EditSpec
 from gen.core.memory import free_memory, is_out_of_memory
 from gen.core.sampler import SamplerSpec
@@ -36,19 +41,22 @@ from gen.engine.ticket import (
     RUNNING,
     WAITING,
     Cancelled,
+    Compute,
     OnChunk,
     OnStep,
     QueueFull,
     Ticket,
 )
-from gen.engine.whole import make_whole
+from gen.engine.whole import Computation, make_whole
 from gen.engine.work import Work, work_of
+from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline, Prompts
 
 MOST_WAITING = 256
 MOST_ROWS = 8
 MOST_PREPARED = 32  # requests that are prepared and in no batch yet
-PREPARING = 2  # threads that load models and prepare requests
+PREPARING = 2  # threads that load models and prepare requests; as many for structured output
+LIMITS = Limits()
 KEPT_IDLE = 30.0  # seconds that a lane without work keeps its batch
 SHARE = 0.5  # share of the free memory that keys and values may take
 
@@ -59,6 +67,7 @@ class Engine:
     Attributes:
         models: models that are served, loaded when a request first needs them.
         stats: counts for monitoring.
+        constraints: builder of constraints, with their cache.
 
     Args:
         models: ids and pipelines; None serves the models of the package.
@@ -67,6 +76,7 @@ class Engine:
         max_rows: rows of a lane.
         max_waiting: items that may wait, over all lanes.
         max_bytes: bytes that keys and values may take; None takes half of the memory that is free.
+        limits: what building the constraint of a request may take.
     """
 
     def __init__(
@@ -77,26 +87,30 @@ class Engine:
         max_rows: int = MOST_ROWS,
         max_waiting: int = MOST_WAITING,
         max_bytes: float | None = None,
+        limits: Limits = LIMITS,
     ):
         self.models = ServedModels(models, device, dtype)
         self.max_rows, self.max_waiting = max_rows, max_waiting
         free = psutil.virtual_memory().available
         self.max_bytes = SHARE * free if max_bytes is None else max_bytes
         self.stats = EngineStats()
+        self.constraints = ConstraintBuilder(limits, BuilderProcess())
         self._lanes: dict[Hashable, Lane] = {}
         self._tickets: set[Ticket] = set()
         self._lock = threading.Lock()
         self._to_prepare: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._structured: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._whole: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._whole: queue.SimpleQueue[Work | Computation | None] = queue.SimpleQueue()
         self._prepared = threading.Semaphore(MOST_PREPARED)
         self._media = ThreadPoolExecutor(1, "gen-media")
         self._is_closed = False
         self._busy, self._busy_since = 0.0, 0.0  # seconds with work; when the work began
         self._ends: deque[tuple[float, int]] = deque(maxlen=64)  # busy seconds, items of the ended
-        loops = [self._prepare] * PREPARING + [self._decode, self._decode_whole]
+        preparing = [(self._prepare, q) for q in (self._to_prepare, self._structured)] * PREPARING
         self._threads = [
-            threading.Thread(target=loop, name=f"gen{loop.__name__}", daemon=True) for loop in loops
+            threading.Thread(target=loop, args=args, name=f"gen{loop.__name__}", daemon=True)
+            for loop, *args in [*preparing, (self._decode,), (self._decode_whole,)]
         ]
         for thread in self._threads:
             thread.start()
@@ -115,35 +129,30 @@ class Engine:
         on_step: OnStep | None = None,
         partial_images: int = 0,
         deadline: float | None = None,
+        compute: Compute | None = None,
         **options: Any,
     ) -> Ticket:
-        """Take a request; see ``Pipeline.__call__`` for what is not listed here.
-
-        Arguments are checked before the call returns.
+        """Take a request, whose arguments are checked at once; see also ``Pipeline.__call__``.
 
         Args:
             model: id of a served model.
-            prompts: one prompt or several.
-            sampler: the sampler.
-            num_samples: outputs per prompt.
-            seed: seed of the first output of every prompt.
             start: edit, continuation or length to start from.
             trace: record every step in the output.
             on_chunk: receiver of parts of media (``gen.pipeline.streaming``); None sends none.
             on_step: receiver of forward passes.
             partial_images: previews of each image that ``on_chunk`` gets.
-            deadline: seconds after which the request fails.
+            deadline: seconds after which it fails.
+            compute: what is computed instead of running the sampler.
             options: sampling parameters, and other names of arguments.
 
         Raises:
             GenError: anything that cannot be done.
             QueueFull: too many items wait.
         """
-        pipe = self.models.pipeline(model)
-        options = self.models.get(model).options_of(options)
+        pipe, options = self.models.pipeline(model), self.models.get(model).options_of(options)
         request = pipe.request(prompts, sampler, num_samples, seed, options)
         request = replace(request, start=start, previews=partial_images, trace=trace)
-        ticket = Ticket(model, request, on_chunk, on_step, deadline)
+        ticket = Ticket(model, request, on_chunk, on_step, deadline, compute)
         count = len(request.items)
         with self._lock:
             if self._is_closed:
@@ -154,7 +163,8 @@ class Engine:
             self.stats.move(ticket, waiting=count)
             self._tickets.add(ticket)
         ticket.add_done_callback(self._forget)
-        self._to_prepare.put(ticket)
+        is_structured = request.sampling.structured is not None
+        (self._structured if is_structured else self._to_prepare).put(ticket)
         return ticket
 
     def close(self) -> None:
@@ -165,12 +175,14 @@ class Engine:
         for ticket in tickets:
             ticket.cancel()
         for _ in range(PREPARING):
-            self._to_prepare.put(None)
-            self._prepared.release()
+            for waiting in (self._to_prepare, self._structured):
+                waiting.put(None)
+                self._prepared.release()
         self._inbox.put(None)
         self._whole.put(None)
         for thread in self._threads:
             thread.join()
+        self.constraints.close()
         for ticket in tickets:
             ticket.finish(None, Cancelled("the engine was closed"))
         self._media.shutdown()
@@ -207,17 +219,20 @@ class Engine:
 
     # threads that prepare
 
-    def _prepare(self) -> None:
+    def _prepare(self, tickets: queue.SimpleQueue[Ticket | None]) -> None:
         while True:
-            self._prepared.acquire()
-            ticket = self._to_prepare.get()
+            ticket = tickets.get()
             if ticket is None:
                 return
+            self._prepared.acquire()
             refusal = ticket.refusal()
             if refusal is None:
                 try:
                     pipe = self.models.pipeline(ticket.model)
-                    work = work_of(ticket, pipe, self._media)
+                    if ticket.compute is not None:
+                        self._whole.put(Computation(ticket, pipe))
+                        continue
+                    work = work_of(ticket, pipe, self._media, self.constraints)
                     (self._whole if work.lane is None else self._inbox).put(work)
                     continue
                 except Exception as error:  # a wrong request, or a model that cannot be read
@@ -230,21 +245,26 @@ class Engine:
     def _decode_whole(self) -> None:
         while (work := self._whole.get()) is not None:
             self._prepared.release()
-            ticket, count = work.ticket, len(work.keys)
+            ticket, count = work.ticket, len(work.ticket.request.items)
             self.stats.move(ticket, waiting=-count, running=count)
             ticket.state = RUNNING
             try:
                 refusal = ticket.refusal()
                 if refusal is not None:
                     raise refusal
-                output = make_whole(work, self.max_rows)
+                output = work.make() if isinstance(work, Computation) else self._made(work)
             except Exception as error:
                 ticket.finish(None, error)
                 continue
-            nfe = sum(stats.nfe for stats in output.stats)
-            tokens = sum(stats.tokens for stats in output.stats)
-            self.stats.add(ticket.model, nfe=nfe, tokens=tokens)
             ticket.finish(output)
+
+    def _made(self, work: Work) -> PipelineOutput:
+        """Make all items of a work, and count what they took."""
+        output = make_whole(work, self.max_rows)
+        nfe = sum(stats.nfe for stats in output.stats)
+        tokens = sum(stats.tokens for stats in output.stats)
+        self.stats.add(work.ticket.model, nfe=nfe, tokens=tokens)
+        return output
 
     # the thread of batches
 
@@ -279,7 +299,8 @@ class Engine:
             lane = self._lanes.get(work.lane)
             if lane is None:
                 served = self.models.get(work.ticket.model)
-                lane = Lane(served.parent or served.id, self.max_rows, self.stats)
+                is_kept = work.ticket.request.sampling.structured is None
+                lane = Lane(served.parent or served.id, self.max_rows, self.stats, is_kept)
                 self._lanes[work.lane] = lane
             lane.queue.append(work)
             wait = 0.0
@@ -351,5 +372,6 @@ class Engine:
     def _drop_idle(self) -> None:
         now = time.monotonic()
         for key, lane in list(self._lanes.items()):
-            if lane.is_idle and now - lane.idle_since >= KEPT_IDLE:
+            kept = KEPT_IDLE if lane.is_kept else 0.0
+            if lane.is_idle and now - lane.idle_since >= kept:
                 del self._lanes[key]

@@ -44,10 +44,12 @@ class Lane:
         model: id of the model.
         max_rows: rows of all batches together.
         stats: counts to add to.
+        is_kept: keep the last batch for a while when there is nothing to do; those of structured
+            output hold a constraint, and go.
     """
 
-    def __init__(self, model: str, max_rows: int, stats: EngineStats):
-        self.model, self.max_rows, self.stats = model, max_rows, stats
+    def __init__(self, model: str, max_rows: int, stats: EngineStats, is_kept: bool):
+        self.model, self.max_rows, self.stats, self.is_kept = model, max_rows, stats, is_kept
         self.queue: deque[Work] = deque()
         self.batches: list[LaneBatch] = []
         self.idle_since = time.monotonic()

@@ -23,6 +23,7 @@ class ServedModel:
             sampler chooses.
         adapter: name of the adapter that its requests are computed with.
         parent: id of the model that the adapter belongs to.
+        embeds: whether it is an embedding model.
     """
 
     id: str
@@ -30,6 +31,7 @@ class ServedModel:
     model: str | None = None
     adapter: str | None = None
     parent: str | None = None
+    embeds: bool = False
 
     def options_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a request with the adapter. Raises ``GenError`` where the request
@@ -69,7 +71,8 @@ class ServedModels:
         self._pipelines = dict(pipelines or {})
         served = zoo_models() if pipelines is None else []
         for i, pipe in self._pipelines.items():
-            plain = ServedModel(i, pipe.modality.name, pipe.model)
+            embeds = pipe.pooling is not None
+            plain = ServedModel(i, pipe.modality.name, pipe.model, embeds=embeds)
             served.append(plain)
             for name in pipe.adapter_names:
                 served.append(replace(plain, id=f"{i}:{name}", adapter=name, parent=i))

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from gen.core.errors import GenError
-from gen.pipeline.output import ItemPlan, PipelineOutput
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.request import GenerationRequest
+from gen.pipeline.scoring import Check
 from gen.pipeline.streaming import Chunk
 
 WAITING, RUNNING, DONE, FAILED, CANCELLED = "waiting", "running", "done", "failed", "cancelled"
@@ -78,6 +80,19 @@ class OnStep(Protocol):
         """Take a step."""
 
 
+class Compute(Protocol):
+    """What is computed of prompts without a sampler."""
+
+    def __call__(self, pipe: Pipeline, request: GenerationRequest, check: Check) -> Any:
+        """Return the result.
+
+        Args:
+            pipe: pipeline of the model.
+            request: the request, whose sampler is not run.
+            check: called before every forward pass; raises where nobody waits any more.
+        """
+
+
 class Ticket:
     """Request that an engine has taken.
 
@@ -97,6 +112,7 @@ class Ticket:
         on_chunk: receiver of parts of media.
         on_step: receiver of forward passes.
         deadline: seconds after which the request fails; None waits for ever.
+        compute: what is computed instead of running the sampler; None runs it.
     """
 
     def __init__(
@@ -106,8 +122,9 @@ class Ticket:
         on_chunk: OnChunk | None = None,
         on_step: OnStep | None = None,
         deadline: float | None = None,
+        compute: Compute | None = None,
     ):
-        self.model, self.request = model, request
+        self.model, self.request, self.compute = model, request, compute
         self.on_chunk, self.on_step = on_chunk, on_step
         self.submitted = time.monotonic()
         self.expires = None if deadline is None else self.submitted + deadline
@@ -119,7 +136,7 @@ class Ticket:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Ticket], None]] = []
-        self._output: PipelineOutput | None = None
+        self._output: Any = None
         self._error: BaseException | None = None
 
     @property
@@ -136,8 +153,8 @@ class Ticket:
         """Give the request up: its rows are freed before the next forward pass."""
         self.cancelled.set()
 
-    def result(self, timeout: float | None = None) -> PipelineOutput:
-        """Wait for the output.
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the output, a ``PipelineOutput`` or what ``compute`` returned.
 
         Args:
             timeout: seconds to wait; None waits for ever.
@@ -161,6 +178,12 @@ class Ticket:
                 return
         callback(self)
 
+    def check(self) -> None:
+        """Raise the error of a request that nobody waits for any more."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
     def refusal(self) -> GenError | None:
         """Return the error of a request that nobody waits for any more; None for all others."""
         if self.cancelled.is_set():
@@ -177,7 +200,7 @@ class Ticket:
         if self.on_chunk is not None:
             self.on_chunk(Chunk(item, media, preview))
 
-    def finish(self, output: PipelineOutput | None, error: BaseException | None = None) -> None:
+    def finish(self, output: Any, error: BaseException | None = None) -> None:
         """End the request with its output, or with an error; only the first end counts."""
         with self._lock:
             if self.is_over:

@@ -1,16 +1,39 @@
-"""Works that share no batch, made by one call of their pipeline."""
+"""Works that share no batch: one call of their pipeline, or a computation without a sampler."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gen.core.errors import Interrupt
-from gen.engine.ticket import ItemStep
+from gen.engine.ticket import ItemStep, Ticket
 from gen.engine.work import Work
 from gen.pipeline.output import PipelineOutput
+from gen.pipeline.pipeline import Pipeline
+
+
+@dataclass
+class Computation:
+    """Ticket whose result is computed without a sampler (``Ticket.compute``).
+
+    Attributes:
+        ticket: the ticket.
+        pipe: pipeline of its model.
+    """
+
+    ticket: Ticket
+    pipe: Pipeline
+
+    def make(self) -> Any:
+        """Return the result.
+
+        Raises:
+            GenError: the request was cancelled or missed its deadline, or it cannot be computed.
+        """
+        assert self.ticket.compute is not None, "other tickets become works"
+        return self.ticket.compute(self.pipe, self.ticket.request, self.ticket.check)
 
 
 def make_whole(work: Work, max_rows: int) -> PipelineOutput:

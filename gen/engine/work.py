@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gen.constraints.builder import ConstraintBuilder
 from gen.core.rng import CounterRNG
 from gen.core.sampler import spell
 from gen.core.stats import SampleOutput, TraceStep
@@ -141,17 +143,23 @@ class MediaSender:
                 self.error = error
 
 
-def work_of(ticket: Ticket, pipe: Pipeline, thread: Executor) -> Work:
+def work_of(
+    ticket: Ticket, pipe: Pipeline, thread: Executor, constraints: ConstraintBuilder
+) -> Work:
     """Load the model of a ticket and prepare its run.
 
     Args:
         ticket: the ticket.
         pipe: pipeline of its model.
         thread: executor of one thread, for media.
+        constraints: builder of the constraint of structured output; the ticket's end ends it.
 
     Raises:
         GenError: anything that cannot be done.
     """
+    ticket.request = replace(
+        ticket.request, build=partial(constraints.build, interrupted=ticket.refusal)
+    )
     request = ticket.request
     prepared = pipe.prepare(request)
     keys = [pipe.draw_key(item) for item in prepared.request.items]  # an edit states its prompt

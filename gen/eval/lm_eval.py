@@ -8,7 +8,7 @@
 
 Causal models answer requests for log-likelihoods and for texts. Masked models answer requests for
 texts: they define no distribution over the continuations of a context, so a task that asks for
-log-likelihoods is refused. Contexts of texts are prompts: white space around them is not kept.
+log-likelihoods is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from functools import cached_property
 from importlib import import_module
 from itertools import groupby
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
@@ -134,39 +131,25 @@ class HarnessModel:
         if not bare:
             return [self._first()], self._ids(context + continuation)
         continuation = context[len(bare) :] + continuation
-        begun = self.checkpoint.prompt(bare)
-        whole = self.checkpoint.prompt(bare + continuation)
+        begun = self.checkpoint.raw_ids(bare)
+        whole = self.checkpoint.raw_ids(bare + continuation)
         return whole[: len(begun)], whole[len(begun) :]
 
-    @torch.no_grad()
     def _scored(self, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[float, bool]]:
         if "causal" not in self.checkpoint.protocols:
             raise GenError(
                 f"model {self.pipe.model} is a masked one, which has no log-likelihood of a"
                 " continuation; expected a task of generate_until"
             )
-        adapter = self.checkpoint.adapter("causal")
         for context, continuation in pairs:
             if not continuation:
                 yield 0.0, True
                 continue
-            logp = self._logprobs(adapter, [*context, *continuation])[len(context) - 1 : -1]
-            targets = torch.tensor(continuation, device=logp.device)
-            score = logp.gather(1, targets[:, None]).sum()
-            yield float(score), bool((logp.argmax(1) == targets).all())
-
-    def _logprobs(self, adapter: Any, ids: list[int]) -> Tensor:
-        """Compute the log-probabilities of the next token at every position, [T, V] in float64."""
-        most = getattr(adapter.config, "max_position_embeddings", None)
-        if most is not None and len(ids) > most:
-            raise GenError(
-                f"a request has {len(ids)} tokens; expected at most {most}, the positions of model"
-                f" {self.pipe.model}"
-            )
-        tokens = torch.tensor([ids], device=adapter.device)
-        positions = torch.arange(len(ids), device=adapter.device)[None]
-        logits = adapter.forward(tokens, positions, adapter.new_cache(len(ids)))
-        return logits[0].double().log_softmax(-1)
+            items = self.pipe.plan([{"tokens": [*context, *continuation]}])
+            (found,) = self.pipe.prompt_logprobs(items, top=1)
+            tokens = found[len(context) :]
+            score = sum(token.logprob for token in tokens)
+            yield score, all(token.token_id == token.top[0][0] for token in tokens)
 
     # --- texts
 
@@ -195,7 +178,8 @@ class HarnessModel:
             )
         if stops and is_causal and self._ends_at_stops:
             sampling["stop"] = stops
-        out = self.pipe(contexts, self.sampler, seed=self.seed, batch_size=self.batch, **sampling)
+        prompts = [{"tokens": self.checkpoint.raw_ids(context)} for context in contexts]
+        out = self.pipe(prompts, self.sampler, seed=self.seed, batch_size=self.batch, **sampling)
         text, limit = self.checkpoint.frontend.text, lengths[0] if lengths else None
         return [_cut(text(row[:limit].tolist()), stops) for row in out.tokens]
 

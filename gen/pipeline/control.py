@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gen.constraints.build import build
-from gen.contracts.constraint import RowConstraint
+from gen.contracts.constraint import Constraint, RowConstraint
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.core.errors import GenError
 from gen.core.sampling_params import DEFAULTS, IN_SPACE, SamplingParams
@@ -172,6 +172,7 @@ def controlled(
     vocabulary: Callable[[], Vocabulary | None],
     left_to_right: bool,
     num_prefix: int = 0,
+    build: Callable[..., Constraint] = build,
 ) -> tuple[TokenSpace, SamplingParams]:
     """Return the token space and the sampling parameters that targets see.
 
@@ -182,6 +183,7 @@ def controlled(
         vocabulary: gives the bytes of every token; None where tokens are no text.
         left_to_right: whether positions are filled in order. Otherwise stops only cut the text.
         num_prefix: positions of a given prefix.
+        build: builds the constraint of structured output (``gen.constraints.build.build``).
 
     Raises:
         GenError: a parameter does not fit the model.
@@ -210,7 +212,7 @@ def controlled(
         eos, words = cast(int, space.eos_token_id), cast(Vocabulary, vocabulary())
         stops = StopConstraint(space.vocab_size, eos, sampling.stop, words, first)
     if sampling.structured is not None:
-        constraint = build(sampling.structured, vocabulary(), space)
+        constraint = build(sampling.structured, vocabulary(), space, left_to_right)
         constraints.append(RowConstraint(constraint, space.length))
     if stops is not None or len(constraints) > 1:
         rows = None if stops is None else RowConstraint(stops, space.length)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from gen.config.model_options import adapter_folders
+from gen.constraints.builder import ConstraintBuilder
 from gen.contracts.checkpoint import (
     OF_EVERY_FAMILY,
     PASSES,
@@ -141,6 +142,7 @@ class ModalityModels:
         self.model_options = _plain({k: v for k, v in loading.items() if v} | hub.said | options)
         # what samplers learned of each model and want to know in the next call
         self._learned: dict[str, dict[Any, Any]] = {}
+        self.constraints = ConstraintBuilder()
         self._forget()
         self._attach()
 

@@ -58,6 +58,7 @@ from gen.pipeline.progress import Progress, ProgressBar
 from gen.pipeline.prompted import PreparedModels
 from gen.pipeline.request import GenerationRequest
 from gen.pipeline.save import push_pipeline, save_pipeline
+from gen.pipeline.scoring import ScoredModels
 from gen.pipeline.streaming import Chunk, OnChunk, stream_chunks
 
 BATCH_SIZE = 8
@@ -66,7 +67,7 @@ Prompt = str | Condition | Mapping[str, Any]
 Prompts = Prompt | Iterable[Prompt]
 
 
-class Pipeline(PreparedModels):
+class Pipeline(PreparedModels, ScoredModels):
     """A modality with its models, loaded when a sampler first needs them.
 
     Args:

@@ -319,7 +319,13 @@ class PreparedModels(PromptedModels):
             start = replace(start, canvas=filled_behind(canvas, limits + num_prefix, space))
         vocabulary = partial(self.vocabulary, name)
         space, sampling = controlled(
-            space, sampling, frontend, vocabulary, protocol.left_to_right, num_prefix
+            space,
+            sampling,
+            frontend,
+            vocabulary,
+            protocol.left_to_right,
+            num_prefix,
+            request.build or self.constraints.build,
         )
         target = self.target(sampler, sampling, items, name, start.prefix, space)
         target.limits = limits

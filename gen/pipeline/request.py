@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.contracts.constraint import Constraint
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.contracts.protocol import ModelProtocol
@@ -38,6 +39,8 @@ class GenerationRequest:
         on_chunk: called with every part of a row's media as soon as its tokens are there.
         max_batch: items decoded at a time; None takes all at once.
         previews: previews of each image that ``on_chunk`` gets.
+        build: builds the constraint of structured output, as ``ConstraintBuilder.build``; None
+            takes that of the pipeline.
     """
 
     items: Sequence[ItemPlan]
@@ -50,6 +53,7 @@ class GenerationRequest:
     on_chunk: OnChunk | None = None
     max_batch: int | None = None
     previews: int = 0
+    build: Callable[..., Constraint] | None = None
 
     @property
     def split(self) -> bool:

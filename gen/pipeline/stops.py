@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gen.contracts.constraint import Constraint, ConstraintState, pack_bools
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.core.token_space import OVER
 

@@ -21,9 +21,11 @@ from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
 from gen.serve.api.batches import Batches, batch_router, file_router
 from gen.serve.api.calls import Calls
+from gen.serve.api.embeddings import embedding_router
 from gen.serve.api.errors import ApiError, add_error_handlers
 from gen.serve.api.images import image_router
 from gen.serve.api.motions import motion_router
+from gen.serve.api.responses import response_router
 from gen.serve.api.speech import speech_router
 from gen.serve.api.texts import text_router
 from gen.serve.api.videos import video_router
@@ -36,7 +38,7 @@ ENDPOINTS = {
     "image": ("/v1/images/generations", "/v1/images/edits"),
     "audio": ("/v1/audio/speech",),
     "video": ("/v1/videos",),
-    "text": ("/v1/chat/completions", "/v1/completions"),
+    "text": ("/v1/chat/completions", "/v1/completions", "/v1/responses"),
     "motion": ("/v1/motions",),
     "action": ("/v1/actions",),
 }
@@ -74,7 +76,9 @@ def make_app(engine: Engine, settings: Settings = DEFAULTS) -> FastAPI:
     )
     add_error_handlers(app)
     app.include_router(_general(calls))
-    for make in (image_router, speech_router, text_router, motion_router):
+    for make in (image_router, speech_router, motion_router):
+        app.include_router(make(calls))
+    for make in (text_router, response_router, embedding_router):
         app.include_router(make(calls))
     if settings.kept_videos:
         app.include_router(video_router(calls))
@@ -140,6 +144,7 @@ def _model(served: ServedModel) -> dict[str, Any]:
     """Return a model as OpenAI's API lists it, with its modality and endpoints."""
     kind = registry.get("modality", served.modality).media_kind
     endpoints = ENDPOINTS.get(served.modality) or ENDPOINTS.get(kind, ())
+    endpoints += ("/v1/embeddings",) if served.embeds else ()
     return {
         "id": served.id,
         "object": "model",

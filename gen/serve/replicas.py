@@ -2,7 +2,8 @@
 
 Every replica has an engine of its own and loads the models that it is asked for. What belongs to
 one process is not offered: ``/v1/videos`` and ``/v1/batches`` would answer from whichever replica
-a request meets. Time limits of connections are those of Ray's proxy.
+a request meets, and no answer of ``/v1/responses`` is kept. Time limits of connections are those of
+Ray's proxy.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def replicated(
 
     Args:
         replicas: number of processes.
-        settings: settings of each; those of files and videos are not used.
+        settings: settings of each; those of files, videos and kept answers are not used.
         engine: arguments of ``Engine``, without ``models``.
         resources: resources of each replica, such as ``{"num_gpus": 1}``.
     """
-    own = replace(settings, batches=None, kept_videos=0)
+    own = replace(settings, batches=None, kept_videos=0, kept_responses=0)
 
     def build() -> FastAPI:
         return make_app(Engine(**(engine or {})), own)
@@ -60,6 +61,7 @@ def serve_until_stopped(args: argparse.Namespace) -> int:
         "dtype": args.dtype or "float32",
         "max_rows": MOST_ROWS if args.max_rows is None else args.max_rows,
         "max_waiting": MOST_WAITING if args.max_waiting is None else args.max_waiting,
+        "limits": args.limits,
     }
     ray.init(include_dashboard=False, ignore_reinit_error=True)
     serve.start(http_options={"host": args.host, "port": args.port})

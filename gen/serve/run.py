@@ -46,6 +46,7 @@ def make_engine(args: argparse.Namespace, load: Callable[..., Pipeline] = load) 
         args.dtype or "float32",
         max_rows=MOST_ROWS if args.max_rows is None else args.max_rows,
         max_waiting=MOST_WAITING if args.max_waiting is None else args.max_waiting,
+        limits=args.limits,
     )
 
 
@@ -103,6 +104,7 @@ def serve_until_stopped(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace, engine: Engine) -> int:
     """Carry out ``serve_until_stopped`` with an engine, which is closed."""
     try:
+        engine.constraints.start()
         server = Server(make_app(engine, args.settings), args.settings.max_connections)
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]

@@ -31,6 +31,8 @@ class Settings:
         max_connections: connections that are open at a time, where handles of files allow them.
         cors: origins such as ``http://localhost:3000`` whose pages may ask and read answers.
         kept_videos: finished videos that are kept in memory; the oldest go first. 0 makes none.
+        kept_responses: answers of ``/v1/responses`` that are kept in memory; the oldest go first. 0
+            keeps none.
 
     Raises:
         GenError: a value is out of range.
@@ -46,10 +48,12 @@ class Settings:
     max_connections: int = 2_000
     cors: tuple[str, ...] = ()
     kept_videos: int = 32
+    kept_responses: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.kept_videos < 0:
-            raise bad_value("kept_videos", self.kept_videos, "an integer of at least 0")
+        for name in ("kept_videos", "kept_responses"):
+            if getattr(self, name) < 0:
+                raise bad_value(name, getattr(self, name), "an integer of at least 0")
         for name in ("max_body", "rate", "max_open", "max_connections"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -24,6 +24,7 @@ from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.chat import chat_token_ids, uses_chat_template
 from gen.models.load.generation_config import first_tokens
+from gen.models.load.pooling import Pooling
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.load.transformers_compat import CAUSAL_LM_TYPES
 from gen.tokenizers.text.hf_text import HFText
@@ -110,6 +111,7 @@ class CausalText(LanguagePrompts):
         self.frontend = HFText(tokenizer, size, ends, load.device)
         space = answer_space(max_new_tokens, size, ends, first_tokens(said, files.name))
         self.binding = Binding(space, self.prompt, self.prompt("")[:1] or [ends[0] if ends else 0])
+        self.pooling = Pooling.of(files.folder)
         self.modality = FreeText(self)
 
     def prompt(self, text: str | Conversation | TokenIds) -> list[int]:

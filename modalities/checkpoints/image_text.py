@@ -22,6 +22,7 @@ from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptio
 from gen.contracts.condition import CONDITION, Condition, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, cut
+from gen.core.tool_calls import DEFAULT, ToolFormat
 from gen.media.given import GivenMedia
 from gen.modalities.checkpoints.options import (
     answer_length,
@@ -30,13 +31,18 @@ from gen.modalities.checkpoints.options import (
     stated_generation,
     stated_sampling,
 )
-from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
+from gen.modalities.checkpoints.turns_and_ids import (
+    Conversation,
+    LanguagePrompts,
+    TokenIds,
+    require_messages,
+)
 from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.feature_prompts import POSITIONS, VECTORS, FeaturePromptLM
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.chat import chat_text, uses_chat_template
+from gen.models.load.chat import chat_text, own_format, uses_chat_template
 from gen.models.load.generation_config import first_tokens
 from gen.models.load.locate import quiet
 from gen.models.load.pretrained import pretrained
@@ -77,7 +83,7 @@ class ImageText(LanguagePrompts):
             defaults. Its eos tokens end a text in any case.
     """
 
-    accepts = frozenset({"text", "messages", "images", "tokens"})
+    accepts = frozenset({"text", "messages", "tools", "images", "tokens"})
     takes = FROM_PRETRAINED
     runs_from_disk = False
     modalities = ("text",)
@@ -119,6 +125,10 @@ class ImageText(LanguagePrompts):
             **load.pretrained_keywords,
             name=files.name,
         )
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return (own_format(self.templates) or DEFAULT) if self.templates.chat_template else None
 
     def illegal(self) -> Sequence[int]:
         """Return the token ids that an answer never has."""
@@ -175,6 +185,7 @@ class ImageText(LanguagePrompts):
                     f" {' and '.join(condition.parts)}"
                 )
             return self.given_ids(condition.tokens)
+        require_messages(condition)
         images = condition.media("images")
         if condition.messages is None:
             text = condition.text or ""
@@ -182,7 +193,7 @@ class ImageText(LanguagePrompts):
         elif condition.text is not None:
             raise GenError("the model takes either text or messages; got both")
         else:
-            question = Question(Conversation.of(condition.messages), images)
+            question = Question(Conversation.of(condition.messages, condition.tools), images)
         self.prompt(question)  # what the processor refuses fails here
         return question
 
@@ -208,7 +219,8 @@ class ImageText(LanguagePrompts):
         token, said, count = self.processor.image_token, question.said, len(question.images)
         if isinstance(said, Conversation) or self.chat:
             turns = _asked(said, count, token)
-            text = chat_text(self.templates, turns, token)
+            tools = said.tools if isinstance(said, Conversation) else ()
+            text = chat_text(self.templates, turns, token, tools)
         else:
             text = said if token in said else token * count + said
         if text.count(token) != count:

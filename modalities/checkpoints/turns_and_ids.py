@@ -10,26 +10,49 @@ from typing import Any
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
-from gen.models.load.chat import chat_token_ids
+from gen.core.tool_calls import DEFAULT, ToolFormat
+from gen.models.load.chat import chat_token_ids, own_format
 
 Content = str | tuple[tuple[str, str], ...]  # a text, or (type, text) of every part
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns of a conversation: role and content each."""
+    """Turns of a conversation, and what its answer may call.
+
+    Attributes:
+        turns: role and content each.
+        calls: further keys of the turns that have some, as JSON text by the number of the turn.
+        functions: tools as JSON text; empty for none.
+    """
 
     turns: tuple[tuple[str, Content], ...]
+    calls: tuple[tuple[int, str], ...] = ()
+    functions: str = ""
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        """Return the conversation of messages as ``Condition`` has them."""
-        return cls(tuple((turn["role"], _content(turn["content"])) for turn in messages))
+    def of(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Conversation:
+        """Return the conversation of messages and tools as ``Condition`` has them."""
+        turns = tuple((turn["role"], _content(turn["content"])) for turn in messages)
+        further = [{k: v for k, v in t.items() if k not in ("role", "content")} for t in messages]
+        calls = tuple((n, json.dumps(more)) for n, more in enumerate(further) if more)
+        return cls(turns, calls, json.dumps(tools) if tools else "")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Turns as chat templates take them."""
-        return [{"role": role, "content": _spelled(content)} for role, content in self.turns]
+        further = {n: json.loads(text) for n, text in self.calls}
+        return [
+            {"role": role, "content": _spelled(content), **further.get(n, {})}
+            for n, (role, content) in enumerate(self.turns)
+        ]
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Tools as chat templates take them."""
+        return json.loads(self.functions) if self.functions else []
 
     @property
     def images(self) -> int:
@@ -40,7 +63,8 @@ class Conversation:
         return sum(kind == "image" for kind, _ in parts)
 
     def __str__(self) -> str:
-        return json.dumps(self.turns, ensure_ascii=False)
+        more = (self.calls, self.functions) if self.calls or self.functions else ()
+        return json.dumps((self.turns, *more) if more else self.turns, ensure_ascii=False)
 
 
 def _content(content: str | Sequence[Mapping[str, str]]) -> Content:
@@ -66,6 +90,12 @@ class TokenIds:
         return f"tokens {' '.join(map(str, self.ids))}"
 
 
+def require_messages(condition: Condition) -> None:
+    """Raise ``GenError`` for tools without the messages that may call them."""
+    if condition.tools and condition.messages is None:
+        raise GenError("tools came without messages; expected the turns of a conversation")
+
+
 class LanguagePrompts(Checkpoint):
     """Checkpoint whose condition is a text, the turns of a conversation or token ids.
 
@@ -73,8 +103,13 @@ class LanguagePrompts(Checkpoint):
         tokenizer: tokenizer of transformers.
     """
 
-    accepts = frozenset({"text", "messages", "tokens"})
+    accepts = frozenset({"text", "messages", "tools", "tokens"})
     tokenizer: Any
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        templates = self.tokenizer
+        return (own_format(templates) or DEFAULT) if templates.chat_template else None
 
     def parse(self, condition: Condition) -> str | Conversation | TokenIds:
         """Return the typed condition that one part states.
@@ -84,11 +119,13 @@ class LanguagePrompts(Checkpoint):
                 its template refuses them, or a token id is out of range.
         """
         condition.require(self.accepts, "the model")
-        if len(condition.parts) > 1:
+        asked = [part for part in condition.parts if part != "tools"]
+        if len(asked) > 1:
             raise GenError(
-                f"the model takes one of messages, text and tokens as its condition; got"
-                f" {' and '.join(condition.parts)}"
+                "the model takes one of messages, text and tokens as its condition; got"
+                f" {' and '.join(asked)}"
             )
+        require_messages(condition)
         if condition.tokens is not None:
             return self.given_ids(condition.tokens)
         if condition.messages is None:
@@ -98,13 +135,22 @@ class LanguagePrompts(Checkpoint):
                 "the tokenizer of the model has no chat template, and messages need one; expected"
                 " a text"
             )
-        conversation = Conversation.of(condition.messages)
+        conversation = Conversation.of(condition.messages, condition.tools)
         if conversation.images:
             raise GenError(
                 "the conversation has a part of type 'image', and the model takes texts alone"
             )
         self.ids_of(conversation)  # a conversation that the template refuses fails here
         return conversation
+
+    def raw_ids(self, text: str) -> list[int]:
+        """See ``Modality.raw_ids``. A text that begins with the bos token gets no second one."""
+        bos = self.tokenizer.bos_token
+        more = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+        ids = self.tokenizer(text, **more)["input_ids"]
+        if not ids:
+            raise GenError("the prompt is empty; expected a text")
+        return list(ids)
 
     def given_ids(self, tokens: tuple[int, ...]) -> TokenIds:
         """Return token ids as a condition. Raises ``GenError`` for one out of range."""
@@ -118,5 +164,5 @@ class LanguagePrompts(Checkpoint):
         if isinstance(condition, TokenIds):
             return list(condition.ids)
         if isinstance(condition, Conversation):
-            return chat_token_ids(self.tokenizer, condition.messages)
+            return chat_token_ids(self.tokenizer, condition.messages, condition.tools)
         return None

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from gen.constraints.build import build
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
 from gen.media.containers import require_package

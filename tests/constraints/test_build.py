@@ -11,7 +11,7 @@ import torch
 
 from gen.constraints.build import build, read
 from gen.contracts.constraint import Constraint, unpack_bitmask
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace

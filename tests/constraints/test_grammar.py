@@ -15,7 +15,7 @@ from gen.constraints.build import build
 from gen.constraints.kind import Context
 from gen.constraints.kinds.grammar import Grammar
 from gen.constraints.kinds.json_schema import JsonSchema
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 

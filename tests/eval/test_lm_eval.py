@@ -121,7 +121,8 @@ def test_masked_models_generate_and_refuse_log_likelihoods(masked):
     pipe, prompts = masked
     harness = HarnessModel(pipe)
     texts = harness.generate_until(requests((prompts[0], {"until": []})))
-    expected = pipe(prompts[:1], "maskgit", temperature=0.0)
+    ids = pipe.modality.raw_ids(prompts[0])
+    expected = pipe([{"tokens": ids}], "maskgit", temperature=0.0)
     assert texts == expected.media
     with pytest.raises(GenError, match="masked one, which has no log-likelihood"):
         harness.loglikelihood(requests((prompts[0], " w2")))

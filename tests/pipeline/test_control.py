@@ -10,7 +10,7 @@ import torch
 import gen
 from gen.__main__ import main
 from gen.config.job import make_job
-from gen.contracts.frontend import Vocabulary
+from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.core.token_space import OVER
 from gen.pipeline.control import before_stop, held_back

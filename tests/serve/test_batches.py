@@ -15,7 +15,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 from served import Served, serving
+from tool_models import TOOLS, save_model
 
 import gen
 from gen.serve.api import batches
@@ -67,6 +69,36 @@ def read(client, file_id) -> dict[str, dict]:
     found = [json.loads(line) for line in text.splitlines()]
     assert len({line["custom_id"] for line in found}) == len(found)
     return {line["custom_id"]: line["response"]["body"] for line in found}
+
+
+def test_lines_of_text_are_what_clients_parse(folder, tmp_path):
+    model = save_model(tmp_path / "model", "hermes")
+    chat, url = [{"role": "user", "content": "hi"}], "/v1/chat/completions"
+    forms = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": [1]}}}
+    bodies = [
+        {"model": "m", "messages": chat, "seed": 1, "max_tokens": 3},
+        {"model": "m", "messages": chat, "seed": 1, "max_tokens": 3, "response_format": forms},
+        {"model": "m", "messages": chat, "seed": 1, "tools": TOOLS, "tool_choice": "required"},
+        {"model": "m", "messages": chat, "seed": 2, "n": 2},
+    ]
+    pipe = gen.load("text", model=model, device="cpu", max_new_tokens=160)
+    with serving(Settings(batches=tmp_path / "batches"), models={"m": pipe}) as server:
+        client = server.client()
+        batch = ended(client, begun(client, url, bodies))
+        assert batch.request_counts.completed == len(bodies), read(client, batch.error_file_id)
+        made = read(client, batch.output_file_id)
+        for n, body in enumerate(bodies):
+            batched = ChatCompletion.model_validate(made[f"line {n}"], strict=True)
+            alone = client.chat.completions.create(**body)
+            assert batched.usage == alone.usage and batched.usage.prompt_tokens > 0
+            assert set(batched.model_fields_set) == set(alone.model_fields_set)
+            for one, other in zip(batched.choices, alone.choices, strict=True):
+                assert one.finish_reason == other.finish_reason
+                assert one.message.content == other.message.content
+                calls = [c.function for c in one.message.tool_calls or []]
+                assert calls == [c.function for c in other.message.tool_calls or []]
+    reasons = [made[f"line {n}"]["choices"][0]["finish_reason"] for n in range(3)]
+    assert reasons == ["length", "stop", "tool_calls"]
 
 
 def test_a_batch_makes_what_calls_make_and_tells_what_failed(client):

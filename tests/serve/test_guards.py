@@ -351,7 +351,7 @@ BAD = {  # message or code, and the body
     "expected a text, and no name of a file": {**TASK, "prefix": "/etc/passwd.txt"},
     "half of a surrogate": b'{"prompt": "\\ud800"}',
     "outside of? the|is outside": {**TASK, "prompt": "<script>alert(1)</script>"},
-    "expected false|expected False": {**TASK, "echo": True},
+    "samplers such as best_of search": {**TASK, "best_of": 3},
     "sampler.name is missing": {**TASK, "sampler": {}},
     "sampler.name is None": {**TASK, "sampler": {"name": None}},
     "cannot be parsed at position 0": {**TASK, "structured": {"regex": "("}},

@@ -10,22 +10,17 @@ import io
 import json
 import shutil
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-import uvicorn
 from chrome import CONTROL, SHIFT, Tab
+from live_pages import finished, go, ready, resized, served, states, text, too_wide
 from PIL import Image
 
 import gen
 from gen.engine.engine import Engine
-from gen.serve.app import make_app
 from gen.serve.settings import Settings
 
 CIRCLE = "a large red circle at the top left"
@@ -37,20 +32,6 @@ def engine():
     engine = Engine(device="cpu")
     yield engine
     engine.close()
-
-
-@contextmanager
-def served(engine: Engine, settings: Settings | None = None) -> Iterator[str]:
-    """Address of a server on a free port."""
-    app = make_app(engine, settings or Settings())
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -66,35 +47,6 @@ def tab(address, tmp_path):
     yield tab
     assert tab.logs == []
     tab.close()
-
-
-def ready(tab: Tab) -> None:
-    tab.until(lambda: tab.value("document.documentElement?.dataset.ready") == "yes", 90)
-
-
-def go(tab: Tab, address: str, **call) -> None:
-    """Open the link of a call."""
-    tab.send("Page.navigate", url="about:blank")
-    tab.send("Page.navigate", url=f"{address}#{urlencode(call, doseq=True)}")
-    ready(tab)
-
-
-def resized(tab: Tab, width: int, height: int = 900) -> None:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    tab.send("Emulation.setDeviceMetricsOverride", **metrics)
-
-
-def text(tab: Tab, selector: str) -> str:
-    return tab.value(f"document.querySelector({selector!r})?.textContent ?? ''")
-
-
-def states(tab: Tab) -> list[str]:
-    return tab.value("[...document.querySelectorAll('.lane')].map((lane) => lane.dataset.state)")
-
-
-def finished(tab: Tab, lanes: int = 1) -> None:
-    tab.until(lambda: states(tab) == ["done"] * lanes, 90)
-    tab.until(lambda: tab.value("!document.getElementById('generate').disabled"))
 
 
 def image(tab: Tab, lane: int = 0) -> np.ndarray:
@@ -315,15 +267,6 @@ def test_the_page_fits_the_width_of_a_phone(tab, address, modality):
     tab.value("document.querySelector('.lane').style.width = '400px'")
     # the control: what is too wide is found
     assert too_wide(tab) and tab.value("document.documentElement.scrollWidth") > 390
-
-
-def too_wide(tab: Tab) -> list[str]:
-    """Elements that reach beyond 390 pixels, but for those that scroll by themselves."""
-    return tab.value(
-        "[...document.querySelectorAll('body *')].filter((e) => !e.closest('.scroll, pre, .skip,"
-        " .visually-hidden') && e.getBoundingClientRect().right > 391)"
-        ".map((e) => e.outerHTML.slice(0, 90))"
-    )
 
 
 def example(tab: Tab, modality: str) -> str:

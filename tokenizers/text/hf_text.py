@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gen.constraints.vocabulary import huggingface_vocabulary, token_table
+from gen.constraints.vocabulary import decoded, huggingface_vocabulary, token_table
 from gen.contracts.frontend import FrontendConfig, Vocabulary
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -73,11 +73,10 @@ class HFText(TextBytes):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: list[int]) -> str:
-        """Decode token ids up to the first eos token, without special tokens."""
+        """Decode token ids up to the first eos token, without special tokens but for the markers
+        of calls."""
         stop = next((n for n, i in enumerate(ids) if i in self.ends), len(ids))
-        return self.tokenizer.decode(
-            [i for i in ids[:stop] if i < self.size], skip_special_tokens=True
-        )
+        return decoded(self.tokenizer, [i for i in ids[:stop] if i < self.size])
 
     def preprocess(self, media: Any) -> Tensor:
         """Convert a text to UTF-8, uint8 [bytes]. Raises ``GenError`` for anything else."""

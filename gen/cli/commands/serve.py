@@ -64,6 +64,9 @@ def _add_limit_flags(parser: Parser) -> None:
         ("--max-connections", int, "N", "connections that may be open (2000)"),
         ("--rate", int, "N", "requests per minute of one client (no limit)"),
         ("--deadline", float, "SECONDS", "time after which a request fails (600)"),
+        ("--constraint-seconds", float, "SECONDS", "time of building structured output (2)"),
+        ("--constraint-states", int, "N", "states of an automaton of structured output (50000)"),
+        ("--constraint-megabytes", float, "MB", "memory of building structured output (256)"),
     ):
         parser.add_argument(flag, type=kind, metavar=metavar, help=text)
     parser.add_argument(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+from gen.constraints.budget import check
 from gen.constraints.byte_dfa import ByteDFA, any_of, literal, network
 from gen.constraints.ids import ids_of, spell, spellings
 from gen.constraints.kind import ConstraintKind, Context, Language, TokenLanguage
@@ -98,6 +99,7 @@ class Graph(ConstraintKind):
         for frontier, left in waiting:  # grows while it is read
             after: dict[frozenset[Any], list[bytes]] = {}
             for triple, text in zip(triples, texts, strict=True):
+                check()
                 if frontier is None or self._starts(triple, frontier):
                     visited = ((frontier or frozenset()) | {triple[0], triple[2]}) & ways
                     after.setdefault(visited if left > 1 else frozenset(), []).append(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gen.constraints.budget import require_bytes, require_states
 from gen.constraints.byte_dfa import any_of
 from gen.constraints.ids import read_texts, spellings
 from gen.constraints.kind import ConstraintKind, Context, Language, TokenLanguage
@@ -16,7 +17,6 @@ from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 
 FORMS = ("one", "chunks", "transitions")
-MOST_ENTRIES = 2**26  # states x ids of a table of transitions, 256 MiB
 
 
 @register("constraint", "trie")
@@ -62,12 +62,9 @@ def transitions(ngrams: Sequence[Sequence[int]], vocab_size: int) -> Automaton:
     for ngram in ngrams:
         for start in [ngram[:size] for size in range(1, len(ngram))] + [ngram[1:]]:
             states.setdefault(tuple(start), len(states))
+        require_states(len(states))
     used = sorted({token for ngram in ngrams for token in ngram})
-    if len(states) * len(used) > MOST_ENTRIES:
-        raise GenError(
-            f"structured.trie has {len(states):,} starts of n-grams and {len(used):,} ids; expected"
-            f" at most {MOST_ENTRIES:,} pairs of them"
-        )
+    require_bytes(len(states) * len(used) * 4)
     token_class = np.full(vocab_size, -1, np.int32)
     token_class[used] = np.arange(len(used))
     table = np.full((len(states), len(used)), -1, np.int32)

@@ -3,18 +3,37 @@ ids that a model was trained on.
 
 The content of a turn is a text, or a list of parts such as ``{"type": "text", "text": ...}``. A
 template takes one of both forms or both; the content is put into a form that it takes.
+
+A template that takes tools, and writes calls in a format of ``gen.core.tool_calls``, gets them as
+they are. For any other, tools, calls and results become texts of turns in the format of Hermes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError, cut
+from gen.core.tool_calls import DEFAULT, ToolFormat, format_of
 
 PROBE = "probe"  # a word that a template repeats if it takes the form of the content
 Turns = Sequence[Mapping[str, Any]]
+TOOLS_PROMPT = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
 
 
 def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
@@ -25,32 +44,116 @@ def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> b
     return bool(tokenizer.chat_template) if chat is None else chat
 
 
-def chat_token_ids(tokenizer: Any, chat: str | Turns) -> list[int]:
+def chat_token_ids(tokenizer: Any, chat: str | Turns, tools: Turns = ()) -> list[int]:
     """Return the token ids of a chat up to the start of the answer.
 
     Args:
         tokenizer: tokenizer of transformers that has a template.
         chat: turns of a conversation, or one message of the user.
+        tools: functions that the answer may call.
 
     Raises:
         GenError: the template refuses the conversation.
     """
-    encoded = _applied(tokenizer, _turns(tokenizer, chat), tokenize=True, return_dict=True)
-    return list(encoded["input_ids"])
+    turns, more = _with_tools(tokenizer, chat, tools)
+    how = {"tokenize": True, "return_dict": True, **more}
+    return list(_applied(tokenizer, _turns(tokenizer, turns), **how)["input_ids"])
 
 
-def chat_text(processor: Any, chat: str | Turns, image_token: str) -> str:
+def chat_text(processor: Any, chat: str | Turns, image_token: str, tools: Turns = ()) -> str:
     """Return the text of a chat up to the start of the answer.
 
     Args:
         processor: processor or tokenizer of transformers that has a template.
         chat: as of ``chat_token_ids``.
         image_token: text that stands for an image where the template takes texts alone.
+        tools: functions that the answer may call.
 
     Raises:
         GenError: the template refuses the conversation.
     """
-    return _applied(processor, _turns(processor, chat, image_token), tokenize=False)
+    turns, more = _with_tools(processor, chat, tools)
+    return _applied(processor, _turns(processor, turns, image_token), tokenize=False, **more)
+
+
+def own_format(templates: Any) -> ToolFormat | None:
+    """Return the format in which a chat template writes calls; None where it takes no tools, or
+    writes them in another format. ``templates``: tokenizer or processor that has the template."""
+    source = templates.chat_template or ""
+    if isinstance(source, Mapping):  # several templates by name
+        source = source.get("tool_use", source.get("default", ""))
+    return format_of(source) if "tools" in source else None
+
+
+def _with_tools(
+    templates: Any, chat: str | Turns, tools: Turns
+) -> tuple[str | Turns, dict[str, Any]]:
+    """Return turns whose calls and results the template takes, and its further arguments."""
+    if isinstance(chat, str):
+        chat = [{"role": "user", "content": chat}]
+    form = own_format(templates)
+    if form is not None:
+        return _with_ids(form, chat), {"tools": list(tools)} if tools else {}
+    turns = _calls_as_texts(chat)
+    if not tools:
+        return turns, {}
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = TOOLS_PROMPT.format(tools=listed)
+    if turns[0]["role"] not in ("system", "developer"):
+        if _takes(templates, PROBE, "system"):
+            return [{"role": "system", "content": prompt}, *turns], {}
+        prompt += "\n\n"
+    first, is_system = turns[0], turns[0]["role"] in ("system", "developer")
+    texts = [first["content"], f"\n\n{prompt}"] if is_system else [prompt, first["content"]]
+    return [{**first, "content": _in_one(texts)}, *turns[1:]], {}
+
+
+def _with_ids(form: ToolFormat, turns: Turns) -> Turns:
+    """Return turns whose calls have ids that the template takes: templates of Mistral refuse other
+    lengths than its own."""
+    size = len(form.new_id())
+    if form.name != "mistral":
+        return turns
+
+    def short(name: str) -> str:
+        kept = "".join(letter for letter in name if letter.isalnum())
+        return kept[-size:].rjust(size, "0")
+
+    found = []
+    for turn in turns:
+        calls = [{**c, "id": short(c.get("id", ""))} for c in turn.get("tool_calls", ())]
+        told = {"tool_call_id": short(turn["tool_call_id"])} if "tool_call_id" in turn else {}
+        found.append({**turn, **({"tool_calls": calls} if calls else {}), **told})
+    return found
+
+
+def _calls_as_texts(turns: Turns) -> list[dict[str, Any]]:
+    """Return turns whose calls and results are part of their texts, in the format of Hermes."""
+    found: list[dict[str, Any]] = []
+    for turn in turns:
+        role, content = turn["role"], turn["content"]
+        texts = [content] if content else []
+        if role == "tool":
+            texts = ["<tool_response>\n", *texts, "\n</tool_response>"]
+            if found and found[-1].get("is_result"):  # results of one answer are one turn
+                found[-1]["content"] = _in_one([found[-1]["content"], "\n", *texts])
+                continue
+            found.append({"role": "user", "content": _in_one(texts), "is_result": True})
+            continue
+        for call in turn.get("tool_calls", ()):
+            function = call["function"]
+            said = {"name": function["name"], DEFAULT.key: function["arguments"]}
+            text = json.dumps(said, ensure_ascii=False)
+            texts.append(f"{chr(10) if texts else ''}{DEFAULT.sign}\n{text}\n</tool_call>")
+        found.append({"role": role, "content": _in_one(texts) if texts else content})
+    return [{"role": turn["role"], "content": turn["content"]} for turn in found]
+
+
+def _in_one(contents: Sequence[str | list[dict[str, str]]]) -> str | list[dict[str, str]]:
+    """Return contents as one: a text, or a list of parts where one of them is a list."""
+    if all(isinstance(content, str) for content in contents):
+        return "".join(map(str, contents))
+    return [p for c in contents for p in (_parts(c) if isinstance(c, str) else c)]
 
 
 def turn_end(templates: Any, tokenizer: Any) -> int | None:
@@ -98,10 +201,14 @@ def _turns(tokenizer: Any, chat: str | Turns, image_token: str = "") -> list[dic
     return found
 
 
-def _takes(tokenizer: Any, content: str | list[dict[str, str]]) -> bool:
-    """Return True if the template writes the text of a content of this form, and no more of it."""
+def _takes(tokenizer: Any, content: str | list[dict[str, str]], role: str = "user") -> bool:
+    """Return True if the template writes the text of a content of this form, and no more of it.
+    ``role``: of the turn; one of the user follows another role."""
+    turns = [{"role": role, "content": content}]
+    if role != "user":
+        turns.append({"role": "user", "content": "?"})
     try:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception:  # the template refuses the form
         return False
     is_quoted = f"'{PROBE}'" in text or f'"{PROBE}"' in text  # the list as a whole

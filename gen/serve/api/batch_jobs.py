@@ -10,6 +10,7 @@ import io
 import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +22,36 @@ from PIL import Image
 from pydantic import ValidationError
 
 from gen.contracts.condition import Condition
+from gen.core.condition_parts import PARTS
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, hint, shown
 from gen.core.files import put_text
 from gen.core.registry import registry
+from gen.core.tool_calls import FORMATS
 from gen.pipeline.pipeline import Pipeline
 from gen.serve.api.calls import Calls, Wanted
+from gen.serve.api.echo import usage_details
 from gen.serve.api.errors import ApiError, as_api_error, of_validation
 from gen.serve.api.fields import Fields
 from gen.serve.api.images import EXTENSIONS, ImageRequest
-from gen.serve.api.media import as_base64, encoded
+from gen.serve.api.media import as_base64, encoded, given_bytes
 from gen.serve.api.motions import ActionRequest, MotionRequest, wanted_action, wanted_motion
+from gen.serve.api.shapes import Chats, Completions
 from gen.serve.api.speech import SpeechRequest, wanted_speech
-from gen.serve.api.texts import ChatRequest, CompletionRequest, wanted_chat, wanted_completion
+from gen.serve.api.texts import (
+    ChatRequest,
+    CompletionRequest,
+    is_json,
+    is_whole_json,
+    wanted_chat,
+    wanted_completion,
+)
+from gen.serve.api.tools import ToolUse
 from gen.store.ledger import is_job, read_rows
 
 MOST_LINES = 50_000
 SEEDS = 2**31
+TEXTS = {"text": Completions(), "message": Chats()}  # shapes of responses of text
 LOCATION = re.compile(r"^rows-\d+\.jsonl, line \d+: ")
 
 
@@ -65,9 +79,7 @@ def _images(body: ImageRequest, modality: Any) -> Wanted:
 
 ENDPOINTS = {
     "/v1/images/generations": Endpoint(ImageRequest, ("image",), _images),
-    "/v1/completions": Endpoint(
-        CompletionRequest, ("text",), lambda body, modality: wanted_completion(body), True
-    ),
+    "/v1/completions": Endpoint(CompletionRequest, ("text",), wanted_completion, True),
     "/v1/chat/completions": Endpoint(ChatRequest, ("text",), wanted_chat, True),
     "/v1/audio/speech": Endpoint(SpeechRequest, ("audio",), wanted_speech),
     "/v1/motions": Endpoint(MotionRequest, ("motion",), wanted_motion),
@@ -86,6 +98,9 @@ class Line:
         extension: extension of its files.
         form: what its outputs become: text, joints, actions or base64.
         limit: ``max_new_tokens``.
+        n: outputs of each prompt.
+        calls: format in which its texts call functions; empty where they call none.
+        is_json: whether its texts are JSON.
         deadline: seconds that an output may take.
         error: why it cannot be made.
         status: HTTP status of the error.
@@ -97,6 +112,9 @@ class Line:
     extension: str = ""
     form: str = ""
     limit: int | None = None
+    n: int = 1
+    calls: str = ""
+    is_json: bool = False
     deadline: float | None = None
     error: dict[str, Any] | None = None
     status: int = 400
@@ -192,7 +210,10 @@ class JobPlan:
         if extension != registry.get("modality", served.modality).extension:
             entry["format"] = extension
         limit = wanted.sampling.get("max_new_tokens")
-        line = Line(custom_id, [], body.model, extension, form, limit, wanted.deadline)
+        rule = wanted.sampling.get("structured") or {}
+        calls = rule["format"] if "tool_calls" in rule else ""
+        line = Line(custom_id, [], body.model, extension, form, limit, wanted.n, calls)
+        line.is_json, line.deadline = is_json(rule), wanted.deadline
         for prompt in wanted.prompts:
             for sample in range(wanted.n):
                 row = {**row_of(prompt), "seed": seed + sample, "sampling": wanted.sampling}
@@ -255,6 +276,9 @@ def refuse_streams(body: Any, wanted: Wanted) -> None:
     fields = type(body).model_fields
     if ("stream" in fields and body.stream) or ("stream_format" in fields and body.stream_format):
         raise ApiError("a line of a batch cannot stream", "stream", "unsupported_value")
+    if wanted.compute is not None or (isinstance(body, CompletionRequest) and body.echo):
+        message = "a line of a batch cannot echo or score its prompt"
+        raise ApiError(message, "echo" if body.echo else "max_tokens", "unsupported_value")
     if wanted.start != EditSpec(frames=wanted.start.frames):
         message = "a line of a batch cannot edit or continue media"
         raise ApiError(message, "prefix", "unsupported_value")
@@ -306,21 +330,25 @@ def plain_medium(value: Any) -> Any:
     return {"base64": as_base64(value)} if isinstance(value, bytes) else value
 
 
-def results(folder: Path, failure: str) -> Iterator[tuple[bool, dict[str, Any]]]:
+def results(calls: Calls, folder: Path, failure: str) -> Iterator[tuple[bool, dict[str, Any]]]:
     """Yield whether each line succeeded, and its line of the output or error file.
 
     Args:
+        calls: what knows the models, whose tokenizers count the tokens of prompts.
         folder: folder of the batch.
         failure: message of items that are not there.
     """
+    asked = _asked(folder)
     job = folder / "job"
     rows = (
         {row["input_id"]: row for row in read_rows(job) if "input_id" in row} if is_job(job) else {}
     )
     for values in json.loads((folder / "lines.json").read_text(encoding="utf-8")):
         line = Line(**values)
-        error, status, data = line.error, line.status if line.error else 200, []
+        error, status, data, prompt = line.error, line.status if line.error else 200, [], 0
         try:
+            if not error and line.form in TEXTS:
+                prompt, line.limit = _sizes(calls, line, asked)
             data = [] if error else [_output(job, rows, name, line, failure) for name in line.rows]
         except GenError as problem:
             found = as_api_error(problem)
@@ -328,16 +356,55 @@ def results(folder: Path, failure: str) -> Iterator[tuple[bool, dict[str, Any]]]
         name = secrets.token_hex(12)
         head = {"id": f"batch_req_{name}", "custom_id": line.custom_id}
         body = {"error": error} if error else _body(line, data)
+        if not error and line.form in TEXTS:
+            made = sum(choice["gen"]["tokens"] for choice in data)
+            body = {**body, "usage": usage_details(prompt, made)}
         response = {"status_code": status, "request_id": f"req_{name}", "body": body}
         yield not error, {**head, "response": response, "error": None}
 
 
+def _asked(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a batch by id, with the sampler of their group."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in yaml.safe_load((folder / "job.yaml").read_text(encoding="utf-8"))["jobs"]:
+        for text in Path(group["prompts_file"]).read_text(encoding="utf-8").split("\n"):
+            if text:
+                row = json.loads(text)
+                found[row["id"]] = {**row, "sampler": group.get("sampler")}
+    return found
+
+
+def _sizes(calls: Calls, line: Line, asked: Mapping[str, dict[str, Any]]) -> tuple[int, int]:
+    """Return the tokens of the prompts of a line, and the most tokens of an output."""
+    pipe = calls.engine.models.pipeline(line.model)
+    prompt, most = 0, line.limit or 0
+    for name in line.rows[:: line.n]:
+        row = asked[name]
+        parts = {part: _medium_of(row[part]) for part in row.keys() & set(PARTS)}
+        request = pipe.request(
+            [{"text": row["prompt"], **parts}], row["sampler"], 1, 0, dict(row["sampling"])
+        )
+        prompt += sum(pipe.prompt_lengths(request.items, request.spec))
+        name = pipe.model_name(request.spec, pipe.part_of(request.items))
+        most = line.limit or pipe.bound(name)[1].space.length
+    return prompt, most
+
+
+def _medium_of(value: Any) -> Any:
+    """Return the bytes that ``plain_medium`` wrote, in lists too; anything else as it is."""
+    if isinstance(value, list):
+        return [_medium_of(v) for v in value]
+    is_bytes = isinstance(value, dict) and set(value) == {"base64"}
+    return given_bytes(value["base64"], "media") if is_bytes else value
+
+
 def _body(line: Line, data: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the body of the response of a line."""
-    if line.form in ("text", "message"):
-        name = "chat.completion" if line.form == "message" else "text_completion"
+    if line.form in TEXTS:
+        shape, now = TEXTS[line.form], int(time.time())
         choices = [{"index": i, **choice} for i, choice in enumerate(data)]
-        return {"object": name, "model": line.model, "choices": choices}
+        head = {"id": f"{shape.prefix}-{secrets.token_hex(12)}", "object": shape.name}
+        return {**head, "created": now, "model": line.model, **shape.head(), "choices": choices}
     indexed = [{"index": i, **entry} for i, entry in enumerate(data)]
     return {"object": "list", "model": line.model, "data": indexed}
 
@@ -357,11 +424,12 @@ def _output(
     media = modality.load(job / row["file"])
     names = ("seed", "nfe", "guarantee", "tokens", "draft_acceptance_rate", "seconds")
     info = {key: row.get(key) for key in names} | {"sampler": row["sampler"]}
-    if line.form in ("text", "message"):
-        ended = "length" if row["tokens"] == line.limit else "stop"
-        said = {"message": {"role": "assistant", "content": media}}
-        what = said if line.form == "message" else {"text": media}
-        return {**what, "finish_reason": ended, "logprobs": None, "gen": info}
+    if line.form in TEXTS:
+        is_over = row["tokens"] != line.limit or (line.is_json and is_whole_json(media))
+        use = ToolUse(FORMATS[line.calls], ()) if line.calls else None
+        shape = TEXTS[line.form] if use is None else Chats(use)
+        said = shape.whole(media, "stop" if is_over else "length")
+        return {**said, "logprobs": None, "gen": info}
     if line.form == "joints":
         return {"joints": media.joints.astype(float).round(5).tolist(), "gen": info}
     if line.form == "action":

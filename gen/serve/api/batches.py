@@ -288,7 +288,7 @@ class Batches:
         """Write the output and the errors of a batch, and how it ended."""
         folder = self.folder.batch(name)
         found: dict[bool, list[str]] = {True: [], False: []}
-        for is_good, line in results(folder, failure):
+        for is_good, line in results(self.calls, folder, failure):
             found[is_good].append(json.dumps(line) + "\n")
         with self.lock:
             batch = read(folder / "batch.json")

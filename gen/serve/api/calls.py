@@ -23,7 +23,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.engine.engine import Engine
 from gen.engine.models import ServedModel
-from gen.engine.ticket import DeadlineExceeded, OnStep, Ticket
+from gen.engine.ticket import Compute, DeadlineExceeded, OnStep, Ticket
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.errors import ApiError, as_api_error
@@ -50,6 +50,8 @@ class Wanted:
         deadline: seconds; None takes that of the server.
         previews: previews of each image.
         param: field of the request that holds the prompt, for messages.
+        compute: what is computed of the prompts instead of running the sampler.
+        rule_param: field that holds the rule of structured output, for messages.
     """
 
     model: str
@@ -62,6 +64,8 @@ class Wanted:
     deadline: float | None = None
     previews: int = 0
     param: str = "prompt"
+    compute: Compute | None = None
+    rule_param: str = "structured"
 
     @classmethod
     def of(cls, body: SamplerFields, model: str, prompts: list[Any], **more: Any) -> Wanted:
@@ -153,8 +157,9 @@ class Calls:
         await run_in_threadpool(call.submit, asyncio.get_running_loop(), stream, on_step)
         return call
 
-    async def output(self, wanted: Wanted, request: Request) -> PipelineOutput:
-        """Return the output of a request; it is cancelled when the client leaves."""
+    async def output(self, wanted: Wanted, request: Request) -> Any:
+        """Return the output of a request, or what it computes; it is cancelled when the client
+        leaves."""
         call = await self.start(wanted)
         async with call.left_by(request):
             return await call.output()
@@ -208,13 +213,14 @@ class Call:
                 on_step=on_step,
                 partial_images=wanted.previews,
                 deadline=self.deadline,
+                compute=wanted.compute,
                 **wanted.sampling,
             )
         except Exception as error:
-            raise as_api_error(error, wanted.param) from error
+            raise self._refusal(error) from error
         self.ticket.add_done_callback(over)
 
-    async def output(self) -> PipelineOutput:
+    async def output(self) -> Any:
         """Wait for the output. Raises ``ApiError`` for its error."""
         try:
             async with asyncio.timeout(self.deadline + GRACE):
@@ -225,9 +231,16 @@ class Call:
         except DeadlineExceeded:
             raise self._late() from None
         except GenError as error:
-            raise as_api_error(error, self.wanted.param) from None
+            raise self._refusal(error) from None
         finally:
             self.ticket.cancel()
+
+    def _refusal(self, error: Exception) -> ApiError:
+        """Return an error of the engine as one about a field of the request."""
+        found = as_api_error(error, self.wanted.param)
+        if found.param == "structured":
+            found.param = self.wanted.rule_param
+        return found
 
     async def first(self, request: Request) -> Chunk | None:
         """Wait for the first part, or for the end of a request without parts.

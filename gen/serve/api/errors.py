@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from gen.constraints.budget import BudgetExceeded
 from gen.core.errors import GenError, shown
 from gen.core.memory import is_out_of_memory
 from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
@@ -31,7 +32,9 @@ ABOUT = (
     (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
-    (r"^(?:regex|grammar|json_schema)\b", "structured"),
+    (r"^(?:the )?(?:structured|regex|schema|grammar|constraint)\b", "structured"),
+    (r"^the shortest text of the constraint\b", "structured"),
+    (r"^parameters of function\b", "tools"),
     (r"^unknown (model) ", r"\1"),
     (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
     (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
@@ -70,6 +73,21 @@ class ApiError(GenError):
         """Error object of the response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Return the error of a request whose fields have other names.
+
+        Args:
+            names: names of the request's fields by those that messages have.
+        """
+        own = self.param or ""
+        name = names.get(own.partition(".")[0])
+        if name is None:
+            return self
+        message = str(self)
+        if message.startswith(own):
+            message = name + message[len(own) :]
+        return ApiError(message, name, self.code, self.status, self.kind, self.headers)
 
     def response(self) -> JSONResponse:
         """Return the response."""
@@ -116,7 +134,8 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
     if isinstance(error, GenError):
         message = str(error)
         found = next((m.expand(to) for p, to in ABOUT if (m := re.search(p, message))), param)
-        return ApiError(message.removeprefix("sampling."), found, "invalid_value")
+        code = "constraint_too_large" if isinstance(error, BudgetExceeded) else "invalid_value"
+        return ApiError(message.removeprefix("sampling."), found, code)
     if is_out_of_memory(error):
         return ApiError("the server ran out of memory", None, "out_of_memory", 503, SERVER)
     LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
@@ -127,9 +146,11 @@ def of_validation(errors: RequestValidationError) -> ApiError:
     """Return the first error of a body, query or path that does not fit its schema."""
     error = errors.errors()[0]
     inner = error.get("ctx", {}).get("error")
-    if isinstance(inner, ApiError):
-        return inner
     param = _param_of(error)
+    if isinstance(inner, ApiError):
+        if param and inner.param:  # of an object inside of the body
+            inner.param = f"{param}.{inner.param}"
+        return inner
     if error["type"] == "json_invalid":
         return ApiError(f"the body is no JSON: {error['ctx']['error']}", "body", "invalid_json")
     if error["type"] == "missing":
@@ -146,7 +167,8 @@ def of_validation(errors: RequestValidationError) -> ApiError:
 def _param_of(error: Mapping[str, Any]) -> str | None:
     """Return the parameter that pydantic's error is about, without the types that it tried."""
     parts = [str(part) for part in error["loc"][1:] if part not in TYPES]
-    return ".".join(part for part in parts if re.fullmatch(r"\w+", part)) or None
+    # members of unions are in the location too: classes, and types such as list[Part]
+    return ".".join(p for p in parts if re.fullmatch(r"\w+", p) and not p[0].isupper()) or None
 
 
 def of_http(error: HTTPException, method: str, path: str) -> ApiError:

@@ -13,7 +13,15 @@ from types import NoneType
 from typing import Annotated, Any
 
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from gen.core.errors import hint, listed, shown
 from gen.core.sampling_params import SAMPLING_FIELDS
@@ -23,11 +31,33 @@ from gen.serve.api.samplers import require_served
 DEEPEST = 64  # lists and objects in each other
 MOST_TOKENS = 32_768  # of an output
 MOST_LOGPROBS = 20  # of a token
+MOST_PROMPTS = 2_048  # of a request
 MOST_FRAMES = 4_096  # of a clip or motion
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 TokenIds = Annotated[list[int], Field(max_length=100_000, fail_fast=True)]
 Word = Annotated[list[int], Field(max_length=32, fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=200)]
+
+
+def _form(given: Any) -> str:
+    """Return which form of ``Prompts`` a value has by its first element."""
+    first = given[0] if isinstance(given, list) and given else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    if isinstance(first, int):
+        return "token ids"
+    return "some texts" if isinstance(given, list) else "a text"
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[list[Text], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("some texts")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[
+        list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("lists of ids")
+    ],
+    Discriminator(_form),
+]
 
 
 class Fields(BaseModel):

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
-from gen.core.logprobs import ItemLogprobs, TokenLogprob
 from gen.pipeline.output import PipelineOutput
+from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.bodies import BodyRoute
 from gen.serve.api.calls import Call, Calls, Wanted, event, event_stream, item_info
 from gen.serve.api.chat import Message, condition_of
+from gen.serve.api.echo import Echo, listed, no_tokens, raw, scoring, usage_details
 from gen.serve.api.errors import ApiError
 from gen.serve.api.fields import (
     MOST_LOGPROBS,
     MOST_TOKENS,
     Fields,
     Name,
+    Prompts,
     SamplerFields,
     Text,
-    TokenIds,
     only,
 )
-from gen.tokenizers.base.text_bytes import BROKEN
+from gen.serve.api.neutral import NeutralFields
+from gen.serve.api.shapes import Chats, Completions
+from gen.serve.api.tools import ToolFields, ToolUse
 
-MOST, MOST_PROMPTS = 128, 2048
-Prompts = Text | Annotated[list[Text], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+MOST = 128
 END = b"data: [DONE]\n\n"
+VALUE = {"$ref": "#/$defs/value"}
+ANY_OBJECT = {  # of response_format json_object
+    "type": "object",
+    "additionalProperties": VALUE,
+    "$defs": {
+        "value": {
+            "anyOf": [
+                {"type": ["string", "number", "boolean", "null"]},
+                {"type": "array", "items": VALUE},
+                {"type": "object", "additionalProperties": VALUE},
+            ]
+        }
+    },
+}
+DEEPEST_ANY = 4  # values of an object of any kind in each other
 
 
 class StreamOptions(Fields):
@@ -61,6 +78,20 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_schema", "json_object"]
     json_schema: JsonSchema | None = None
+
+    def schema_of(self) -> dict[str, Any] | None:
+        """Return the schema; None for any text. Raises ``ApiError`` where it is missing."""
+        if self.type == "json_object":
+            return ANY_OBJECT
+        if self.type == "text":
+            return None
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            message = (
+                f"response_format is {self.type!r} without a schema; expected"
+                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            )
+            raise ApiError(message, "response_format", "missing_parameter")
+        return self.json_schema.schema_
 
 
 class TextFields(SamplerFields):
@@ -104,15 +135,21 @@ class TextFields(SamplerFields):
 class CompletionRequest(TextFields):
     """Body of ``/v1/completions``."""
 
-    prompt: Prompts | TokenIds
-    max_tokens: int | None = None
+    prompt: Prompts
+    max_tokens: int | None = Field(None, description="0 makes none, such as to score a prompt.")
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
     suffix: Text | None = None
 
+    def echoed(self, pipe: Pipeline) -> Echo:
+        """Return the prompts that the texts begin with."""
+        if not self.echo:
+            return Echo()
+        return Echo.of(listed(self.prompt), pipe.frontend(), self.n or 1)
 
-class ChatRequest(TextFields):
+
+class ChatRequest(TextFields, ToolFields, NeutralFields):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
@@ -121,32 +158,37 @@ class ChatRequest(TextFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    store: bool | None = None
-    metadata: dict[str, Name] | None = Field(None, max_length=64)
 
     def sampling(self) -> dict[str, Any]:
         values = {k: v for k, v in super().sampling().items() if k != "logprobs"}
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        elif self.top_logprobs is not None:
+        elif self.top_logprobs:
             message = f"top_logprobs is {self.top_logprobs} without logprobs; expected logprobs"
             raise ApiError(message, "top_logprobs", "invalid_value")
-        if self.response_format is not None and self.response_format.type != "text":
-            values["structured"] = self._structured(self.response_format)
         return values
 
-    def _structured(self, form: ResponseFormat) -> dict[str, Any]:
-        """Return the rule of a response format. Raises ``ApiError``."""
+    def rule_param(self, use: ToolUse | None) -> str:
+        """Return the field that the rule of the answer comes from."""
+        if use is not None:
+            return "tools"
+        return "structured" if self.response_format is None else "response_format"
+
+    def rule(self, use: ToolUse | None) -> dict[str, Any]:
+        """Return the sampling parameter ``structured`` where tools or a response format ask for
+        one. Raises ``ApiError`` for two rules."""
+        form, param = self.response_format, self.rule_param(use)
+        schema = None if form is None else form.schema_of()
+        if schema is None and use is None:
+            return {}
         if self.structured is not None:
-            message = "structured and response_format are both given; expected one of them"
-            raise ApiError(message, "response_format", "invalid_value")
-        if form.json_schema is None or form.json_schema.schema_ is None:
-            message = (
-                f"response_format is {form.type!r} without a schema; expected"
-                ' {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
-            )
-            raise ApiError(message, "response_format", "invalid_value")
-        return {"json_schema": form.json_schema.schema_}
+            message = f"structured and {param} are both given; expected one of them"
+            raise ApiError(message, param, "invalid_value")
+        if use is not None:
+            return {"structured": use.rule(schema)}
+        is_any = schema is ANY_OBJECT
+        how = {"max_depth": DEEPEST_ANY} if is_any else {"engine": "auto"}
+        return {"structured": {"json_schema": schema, **how}}
 
 
 def text_router(calls: Calls) -> APIRouter:
@@ -155,9 +197,15 @@ def text_router(calls: Calls) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Any:
-        """Write what follows a prompt, or answer it."""
+        """Write what follows a prompt, which goes into no chat template."""
         calls.served(body.model, ("text",), "/v1/completions")
-        return await _answer(calls, body, wanted_completion(body), request, Completions())
+        pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
+        wanted = await run_in_threadpool(wanted_completion, body, pipe.modality)
+        echo = await run_in_threadpool(body.echoed, pipe)
+        if body.echo and body.logprobs is not None:
+            scored = replace(wanted, n=1, compute=scoring(body.logprobs))
+            echo = replace(echo, logprobs=await calls.output(scored, request))
+        return await _answer(calls, body, wanted, request, Completions(echo))
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Any:
@@ -165,28 +213,31 @@ def text_router(calls: Calls) -> APIRouter:
         calls.served(body.model, ("text",), "/v1/chat/completions")
         pipe = await run_in_threadpool(calls.engine.models.pipeline, body.model)
         wanted = await run_in_threadpool(wanted_chat, body, pipe.modality)
-        return await _answer(calls, body, wanted, request, Chats())
+        return await _answer(calls, body, wanted, request, Chats(body.tool_use(pipe.modality)))
 
     return router
 
 
-def wanted_completion(body: CompletionRequest) -> Wanted:
-    """Return what a body asks for. Raises ``ApiError`` for what no model of gen can do."""
-    only(body.echo, (False,), "echo", "an output holds no prompt")
+def wanted_completion(body: CompletionRequest, modality: Modality) -> Wanted:
+    """Return what a body asks for.
+
+    Args:
+        body: the body.
+        modality: modality of the model, as the model serves it.
+
+    Raises:
+        ApiError: no model of gen can do it.
+    """
     only(body.best_of, (body.n or 1,), "best_of", "samplers such as best_of search")
-    only(body.suffix, (), "suffix", "text is written from left to right")
-    prompts: list[Any]
-    if isinstance(body.prompt, str):
-        prompts = [body.prompt]
-    elif body.prompt and isinstance(body.prompt[0], int):
-        prompts = [Condition.of({"tokens": list(body.prompt)})]
-    else:
-        prompts = list(body.prompt)
-    if not prompts:
-        raise ApiError("prompt is []; expected at least one text", "prompt", "invalid_value")
-    limits = body.limits("max_tokens")
+    only(body.suffix, ("",), "suffix", "text is written from left to right")
+    if body.echo:
+        only(body.prefix, ("",), "prefix", "echo puts the prompt before the output")
+    prompts: list[Any] = [raw(prompt, modality) for prompt in listed(body.prompt)]
+    is_empty = body.max_tokens == 0
+    limits = {"max_new_tokens": 1} if is_empty else body.limits("max_tokens")
     start, n = body.start(), body.n or 1
-    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits)
+    compute = no_tokens if is_empty else None
+    return Wanted.of(body, body.model, prompts, n=n, start=start, sampling=limits, compute=compute)
 
 
 def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
@@ -199,8 +250,10 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
     Raises:
         ApiError: the model takes no such conversation.
     """
-    condition = condition_of(body.messages, "messages" in modality.accepts)
-    limits = body.limits("max_tokens", "max_completion_tokens")
+    use = body.tool_use(modality)
+    tools = () if use is None else use.tools
+    condition = condition_of(body.messages, "messages" in modality.accepts, tools)
+    limits = body.limits("max_tokens", "max_completion_tokens") | body.rule(use)
     return Wanted.of(
         body,
         body.model,
@@ -209,99 +262,8 @@ def wanted_chat(body: ChatRequest, modality: Modality) -> Wanted:
         start=body.start(),
         sampling=limits,
         param="messages",
+        rule_param=body.rule_param(use),
     )
-
-
-class Completions:
-    """Shape of the responses of ``/v1/completions``."""
-
-    name, prefix = "text_completion", "cmpl"
-
-    def whole(self, text: str) -> dict[str, Any]:
-        """Return what a choice says of its text."""
-        return {"text": text}
-
-    def first(self) -> dict[str, Any] | None:
-        """Return what a choice of a stream says before its text."""
-        return None
-
-    def part(self, text: str) -> dict[str, Any]:
-        """Return what a choice of a stream says of a part of its text."""
-        return {"text": text}
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        """Return log-probabilities of the tokens of a choice.
-
-        Args:
-            found: log-probabilities of its tokens.
-            start: characters that were given.
-        """
-        tokens = [token for token in found if token is not None]
-        return {
-            "tokens": [token.text or "" for token in tokens],
-            "token_logprobs": [_number(token.logprob) for token in tokens],
-            "top_logprobs": [_by_text(token) for token in tokens],
-            "text_offset": _offsets(tokens, start),
-        }
-
-
-class Chats(Completions):
-    """Shape of the responses of ``/v1/chat/completions``."""
-
-    name, prefix = "chat.completion", "chatcmpl"
-
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def first(self) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
-
-    def logprobs(self, found: ItemLogprobs, start: int = 0) -> dict[str, Any]:
-        def said(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
-            if raw is None and BROKEN not in text:  # special tokens are spelt
-                raw = text.encode()
-            numbers = None if raw is None else list(raw)
-            return {"token": text, "logprob": _number(logprob), "bytes": numbers}
-
-        content = []
-        for t in found:
-            if t is not None:
-                tops = zip(t.top_texts or (), t.top_bytes or (), t.top, strict=True)
-                top = [said(text, raw, x) for text, raw, (_, x) in tops]
-                own = said(t.text or "", t.text_bytes, t.logprob)
-                content.append({**own, "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-
-def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return log-probabilities by text. Of equal texts of several tokens one keeps its text, that
-    of the drawn token first; the others are spelt ``token_id:7``."""
-    taken, found = {token.text: token.token_id}, {}
-    for text, (token_id, x) in zip(token.top_texts or (), token.top, strict=True):
-        own = taken.setdefault(text, token_id) == token_id
-        found[text if own else f"token_id:{token_id}"] = _number(x)
-    return found
-
-
-def _offsets(tokens: Sequence[TokenLogprob], start: int) -> list[int]:
-    """Return the position of each token in the text, in characters: that of the character that it
-    belongs to."""
-    decoder, offsets = getincrementaldecoder("utf-8")("replace"), []
-    for token in tokens:
-        raw = token.text_bytes or b""
-        start += len(decoder.decode(raw[:1]))
-        is_inside = bool(decoder.getstate()[0]) or not raw  # of a character that is not over
-        offsets.append(start if is_inside else start - 1)
-        start += len(decoder.decode(raw[1:]))
-    return offsets
-
-
-def _number(logprob: float) -> float:
-    """Return a log-probability that JSON can hold: -9999 stands for -inf, as in OpenAI's API."""
-    return max(logprob, -9999.0)
 
 
 async def _answer(
@@ -312,6 +274,7 @@ async def _answer(
         "id": f"{shape.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": body.model,
+        **shape.head(),
     }
     if body.stream:
         call = await calls.start(wanted, stream=True)
@@ -320,14 +283,13 @@ async def _answer(
         head = {**head, "object": named}
         return event_stream(_events(call, first, body, head, shape))
     only(body.stream_options, (), "stream_options", "nothing streams without stream")
-    output = await calls.output(wanted, request)
-    finished = await run_in_threadpool(_finish_reasons, calls, body, output)
+    output = shape.echo.before(await calls.output(wanted, request))
+    finished = await run_in_threadpool(finish_reasons, calls, body, output)
     logprobs, given = output.logprobs, len(body.prefix or "")
     choices = [
         {
             "index": i,
-            **shape.whole(text),
-            "finish_reason": finished[i],
+            **shape.whole(text, finished[i]),
             "logprobs": None if logprobs is None else shape.logprobs(logprobs[i], given),
             "gen": item_info(output, i),
         }
@@ -344,30 +306,36 @@ async def _events(
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
     nothing: dict[str, Any] = {"usage": None} if with_usage else {}
 
-    def said(i: int, what: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": i, **what, "finish_reason": reason, "logprobs": None, **more}
+    def said(i: int, what: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": i, "finish_reason": None, "logprobs": None, **what, **more}
         return event({**head, "choices": [choice], **nothing})
 
-    for i in range(len(call.ticket.request.items)):
-        if (opening := shape.first()) is not None:
+    writers = [shape.stream(i) for i in range(len(call.ticket.request.items))]
+    for i, writer in enumerate(writers):
+        for opening in writer.first():
             yield said(i, opening)
     async for chunk in call.chunks(first):
-        yield said(chunk.item.index, shape.part(chunk.media))
-    output = await call.output()
-    finished = await run_in_threadpool(_finish_reasons, call.calls, body, output)
+        for part in writers[chunk.item.index].part(chunk.media):
+            yield said(chunk.item.index, part)
+    output = shape.echo.before(await call.output())
+    finished = await run_in_threadpool(finish_reasons, call.calls, body, output)
     for i, reason in enumerate(finished):
         more: dict[str, Any] = {"gen": item_info(output, i)}
         if output.logprobs is not None:
             more["logprobs"] = shape.logprobs(output.logprobs[i], len(body.prefix or ""))
-        yield said(i, shape.part(""), reason, **more)
+        *rest, last = writers[i].last(reason)
+        for part in rest:
+            yield said(i, part)
+        yield said(i, last, **more)
     if with_usage:
         counts = await run_in_threadpool(usage, call.calls, body, output)
         yield event({**head, "choices": [], "usage": counts})
     yield END
 
 
-def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
-    """Return why each text ended: ``stop`` at an end or a stop text, or ``length``."""
+def finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
+    """Return why each text ended: ``stop`` at an end, a stop text or the end of a structure, or
+    ``length``."""
     pipe = calls.engine.models.pipeline(body.model)
     _, binding, frontend = pipe.bound(output.model)
     ends = {*binding.space.ends, *output.sampling.stop_token_ids}
@@ -377,14 +345,30 @@ def _finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> l
             reasons.append("stop")
             continue
         text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)
-        reasons.append("stop" if any(s in text for s in output.sampling.stop) else "length")
+        is_over = any(s in text for s in output.sampling.stop)
+        is_over = is_over or (is_json(output.sampling.structured) and is_whole_json(text))
+        reasons.append("stop" if is_over else "length")
     return reasons
 
 
-def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, int]:
+def is_json(rule: Mapping[str, Any] | None) -> bool:
+    """Return whether a rule asks for JSON."""
+    return rule is not None and ("json_schema" in rule or rule.get("text") is not None)
+
+
+def is_whole_json(text: str) -> bool:
+    """Return whether a text is a JSON value."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def usage(calls: Calls, body: TextFields, output: PipelineOutput) -> dict[str, Any]:
     """Return the tokens of prompts, each counted once, and of outputs."""
     pipe = calls.engine.models.pipeline(body.model)
     firsts = output.items[:: body.n or 1]
     prompt = sum(pipe.prompt_lengths(firsts, output.spec))
     made = sum(stats.tokens for stats in output.stats)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    return usage_details(prompt, made)

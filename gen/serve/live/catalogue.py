@@ -21,7 +21,9 @@ EXAMPLES = 3
 # the order of the page; modalities of plugins follow
 ORDER = ("image", "video", "speech", "audio", "motion", "action", "text", "world")
 GUARANTEES = ("same_tokens", "same_distribution", "group", "approximate")
-SHOWN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+SHOWN_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "guidance_scale", "max_new_tokens"
+)  # fmt: skip
 
 
 def list_modalities(engine: Engine) -> list[dict[str, Any]]:
@@ -87,6 +89,8 @@ def describe_model(engine: Engine, model: str) -> dict[str, Any]:
         "samplers": samplers,
         "cells": cells,
         "continues": continues(type(pipe.modality)),
+        "texts": pipe.modality.extension == "txt",
+        "tools": pipe.modality.tool_format is not None,
     }
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gen.config.yaml_text import dump_yaml
-from gen.core.registry import registry
+from gen.contracts.modality import Modality
 from gen.engine.engine import Engine
 from gen.serve.live.request import LiveRequest
 
@@ -16,6 +16,7 @@ ENDPOINTS = {
     "edit": ("/v1/images/edits", "prompt"),
     "audio": ("/v1/audio/speech", "input"),
     "text": ("/v1/completions", "prompt"),
+    "chat": ("/v1/chat/completions", "messages"),
     "motion": ("/v1/motions", "prompt"),
     "action": ("/v1/actions", "prompt"),
 }
@@ -30,30 +31,38 @@ def copied(request: LiveRequest, engine: Engine, address: str, has_key: bool) ->
         address: address of the server, such as ``http://localhost:8123``.
         has_key: the server asks for an API key; the command takes it from ``GEN_API_KEY``.
     """
-    served = engine.models.get(request.model)
+    served, modality = (
+        engine.models.get(request.model),
+        engine.models.pipeline(request.model).modality,
+    )
     return {
-        "python": _python(request, served.modality, served.model),
-        "curl": _curl(request, served.modality, address, has_key),
-        "job": _job(request, served.modality, served.model),
+        "python": _python(request, modality, served.model),
+        "curl": _curl(request, modality, address, has_key),
+        "job": _job(request, modality, served.model),
     }
 
 
-def _python(request: LiveRequest, modality: str, model: str | None) -> str:
-    given = repr(modality) if model is None else f"{modality!r}, model={model!r}"
+def _python(request: LiveRequest, modality: Modality, model: str | None) -> str:
+    name = modality.name
+    given = repr(name) if model is None else f"{name!r}, model={model!r}"
     words: dict[str, Any] = {}
     if request.sampler is not None:
         words["sampler"] = request.spec
     words |= request.file_names
-    words |= {"num_samples": request.num_samples, "seed": request.seed, **request.sampling}
+    words |= {
+        "num_samples": request.num_samples,
+        "seed": request.seed,
+        **request.controls(modality),
+    }
     lines = "".join(f"    {key}={value!r},\n" for key, value in words.items())
     return (
         f"import gen\n\npipe = gen.load({given})\n"
-        f"out = pipe(\n    {request.prompt!r},\n{lines})\n"
+        f"out = pipe(\n    {request.condition(modality)!r},\n{lines})\n"
         f"print(out)\nout.save({request.folder!r})\n"
     )
 
 
-def _curl(request: LiveRequest, modality: str, address: str, has_key: bool) -> str:
+def _curl(request: LiveRequest, modality: Modality, address: str, has_key: bool) -> str:
     path, body, files = _asked(request, modality)
     text = json.dumps(body)
     if files:  # the shell puts the files in
@@ -75,25 +84,31 @@ def _curl(request: LiveRequest, modality: str, address: str, has_key: bool) -> s
     return f"{' '.join(words)} -d @- <<{end}\n{text}\nEND\n"
 
 
-def _asked(request: LiveRequest, modality: str) -> tuple[str, dict[str, Any], dict[str, str]]:
+def _asked(request: LiveRequest, modality: Modality) -> tuple[str, dict[str, Any], dict[str, str]]:
     """Return path and body of a request that answers the call, and the files that it reads.
 
     Calls that no endpoint answers in one response are those of the page itself.
     """
-    kind = registry.get("modality", modality).media_kind
-    kind = modality if modality in ENDPOINTS else kind
+    kind = modality.name if modality.name in ENDPOINTS else modality.media_kind
+    condition = request.condition(modality)
+    if not isinstance(condition, str):
+        kind = "chat"
     files, count = set(request.files), request.num_samples
+    more = dict(request.calls)
+    if request.structured is not None:
+        more["structured"] = request.structured
     if files == {"source", "mask"}:
         kind = "edit"
     answers = kind in ENDPOINTS and "prefix" not in files and (kind != "audio" or count == 1)
     if not answers:
-        body: dict[str, Any] = {"model": request.model, "prompt": request.prompt}
+        body: dict[str, Any] = {"model": request.model, "prompt": request.prompt, **more}
         if request.sampler is not None:
             body["sampler"] = dict(request.sampler)
         body |= {"sampling": dict(request.sampling), "seed": request.seed, "num_samples": count}
         return "/live/generate", body, request.file_names
     path, prompt = ENDPOINTS[kind]
-    body = {"model": request.model, prompt: request.prompt}
+    asked = condition if isinstance(condition, str) else condition["messages"]
+    body = {"model": request.model, prompt: asked, **more}
     if request.sampler is not None:
         body["sampler"] = request.spec
     body |= {"seed": request.seed, **request.sampling}
@@ -110,14 +125,14 @@ def _in_heredoc(text: str) -> str:
     return text
 
 
-def _job(request: LiveRequest, modality: str, model: str | None) -> str:
-    tree: dict[str, Any] = {"modality": modality}
+def _job(request: LiveRequest, modality: Modality, model: str | None) -> str:
+    tree: dict[str, Any] = {"modality": modality.name}
     if model is not None:
         tree["model"] = model
     if request.sampler is not None:
         tree["sampler"] = request.spec
-    if request.sampling:
-        tree["sampling"] = dict(request.sampling)
-    tree |= {"prompts": [request.prompt], "num_samples": request.num_samples}
+    if controls := request.controls(modality):
+        tree["sampling"] = controls
+    tree |= {"prompts": [request.condition(modality)], "num_samples": request.num_samples}
     tree |= {"seed": request.seed, **request.file_names, "out": request.folder}
     return dump_yaml(tree)

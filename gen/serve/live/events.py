@@ -26,6 +26,7 @@ from gen.gallery.trace import layout
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.streaming import Chunk
 from gen.serve.api.errors import as_api_error
+from gen.serve.api.tools import ToolUse
 from gen.serve.live.media import as_file, part, whole
 from gen.serve.live.request import LiveRequest
 from gen.tokenizers.base.text_bytes import TextBytes
@@ -55,6 +56,7 @@ class Events:
         self._laid_out: set[int] = set()
         self._grid: tuple[int, ...] = ()
         self._vocabulary: Vocabulary | None = None
+        self._use: ToolUse | None = None
         self._began: float | None = None  # time of the first pass
         self._last = 0.0  # time of the last pass
 
@@ -80,9 +82,11 @@ class Events:
         events = cls(engine, request, loop)
         sampler = None if request.sampler is None else dict(request.sampler)
         streams = events._learn(sampler)
+        modality = events._pipe.modality
+        events._use = request.use(modality)
         events.ticket = engine.submit(
             request.model,
-            request.prompt,
+            request.condition(modality),
             sampler,
             num_samples=request.num_samples,
             seed=request.seed,
@@ -91,7 +95,7 @@ class Events:
             on_step=events._put,
             partial_images=request.partial_images,
             deadline=deadline,
-            **request.sampling,
+            **request.controls(modality),
         )
         events.ticket.add_done_callback(events._put)
         return events
@@ -199,7 +203,10 @@ class Events:
         except Cancelled as error:
             return "cancelled", {"message": str(error)}
         except Exception as error:  # a fault of the program goes into its log in full
-            return "error", {"message": str(as_api_error(error))}
+            refused = as_api_error(error, "prompt")
+            is_rule = refused.param == "structured" and self._use is not None
+            param = "tools" if is_rule else refused.param
+            return "error", {"message": str(refused), "param": param}
         # items of a call wait for rows one after the other, where there are fewer rows than items
         passes = 0.0 if self._began is None else self._last - self._began
         seconds = max(passes, *(stats.seconds for stats in output.stats))
@@ -223,6 +230,9 @@ class Events:
             "digest": hashlib.sha256(tokens).hexdigest()[:16],
             "media": whole(modality, output.media[i]),
         }
+        if self._use is not None:
+            content, calls, _ = self._use.read(output.media[i])
+            item |= {"content": content, "calls": calls}
         if modality.kept and item["media"]["kind"] == "frames":
             item["kept"] = as_file(modality, output.media[i], kept=True)
         return item

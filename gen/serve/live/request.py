@@ -9,13 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+
+from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.engine.engine import Engine
-from gen.serve.api.bodies import parsed
+from gen.serve.api.bodies import parsed, validated
+from gen.serve.api.errors import ApiError, of_validation
 from gen.serve.api.fields import MOST_LOGPROBS, MOST_TOKENS, require_finite
 from gen.serve.api.samplers import require_served
+from gen.serve.api.tools import ToolFields, ToolUse
 from gen.serve.live.media import read_file
 
 MOST_SAMPLES = 8
@@ -30,7 +35,8 @@ LIMITS = {
 # starts of a call, and the names of their files in the copied call
 FILES = ("source", "mask", "prefix")
 KEYS = (
-    "model", "prompt", "sampler", "sampling", "seed", "num_samples", "partial_images", *FILES
+    "model", "prompt", "sampler", "sampling", "seed", "num_samples", "partial_images",
+    "structured", *ToolFields.model_fields, *FILES,
 )  # fmt: skip
 
 
@@ -46,6 +52,8 @@ class LiveRequest:
         seed: seed of the first output.
         num_samples: outputs.
         partial_images: previews of each image.
+        structured: rule that the output obeys.
+        calls: functions that the output may call, fields of ``ToolFields``.
         files: files to edit or to continue, each with ``name`` and ``data`` (base64).
 
     Raises:
@@ -59,6 +67,8 @@ class LiveRequest:
     seed: int = 0
     num_samples: int = 1
     partial_images: int = 16
+    structured: Mapping[str, Any] | None = None
+    calls: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,6 +97,8 @@ class LiveRequest:
                 raise bad_value(f"sampling.{name}", value, "a finite number")
             if value > LIMITS.get(name, math.inf):
                 raise bad_value(f"sampling.{name}", value, f"at most {LIMITS[name]}")
+        if self.structured is not None and not isinstance(self.structured, Mapping):
+            raise bad_value("structured", self.structured, "an object such as {'regex': '[a-z]+'}")
         for name, file in self.files.items():
             if not isinstance(file, Mapping) or not all(
                 isinstance(file.get(key), str) for key in ("name", "data")
@@ -103,8 +115,33 @@ class LiveRequest:
             if name not in asked:
                 raise GenError(f"{name} is missing; expected model and prompt")
         files = {name: asked[name] for name in FILES if asked.get(name) is not None}
-        plain = {k: v for k, v in asked.items() if k not in FILES and v is not None}
-        return cls(**plain, files=files)
+        calls = {k: asked[k] for k in ToolFields.model_fields if asked.get(k) is not None}
+        plain = {k: v for k, v in asked.items() if k not in (*FILES, *calls) and v is not None}
+        return cls(**plain, calls=calls, files=files)
+
+    def use(self, modality: Modality) -> ToolUse | None:
+        """Return what the output may call; None for nothing. Raises ``ApiError``."""
+        try:
+            return validated(ToolFields, dict(self.calls)).tool_use(modality)
+        except RequestValidationError as error:
+            raise of_validation(error) from None
+
+    def condition(self, modality: Modality) -> str | dict[str, Any]:
+        """Return the prompt: to a model with a chat template, as a message of the user."""
+        if modality.tool_format is None:
+            return self.prompt
+        use = self.use(modality)
+        told = {} if use is None else {"tools": list(use.tools)}
+        return {"messages": [{"role": "user", "content": self.prompt}], **told}
+
+    def controls(self, modality: Modality) -> dict[str, Any]:
+        """Return the sampling parameters, rules included. Raises ``ApiError`` for two rules."""
+        use, rule = self.use(modality), self.structured
+        if use is not None and rule is not None:
+            message = "structured and tools are both given; expected one of them"
+            raise ApiError(message, "structured", "invalid_value")
+        rule = rule if use is None else use.rule()
+        return {**self.sampling, **({} if rule is None else {"structured": rule})}
 
     def start(self, engine: Engine) -> EditSpec:
         """Return what the call starts from. Raises ``GenError`` for a file that is unreadable."""

@@ -27,7 +27,7 @@ async function send(path, options = {}) {
     let said = null;
     try { said = (await answer.json()).error; } catch { /* no JSON */ }
     const message = typeof said === "string" ? said : said?.message;
-    throw new Error(message || `the server answered ${answer.status} ${answer.statusText}`);
+    throw Object.assign(new Error(message || `the server answered ${answer.status} ${answer.statusText}`), { param: said?.param });
   }
 }
 

@@ -4,6 +4,7 @@ import { events, post } from "./api.js";
 import { download, make, newId } from "./dom.js";
 import { TokenGrid } from "./grid.js";
 import { isBeside, viewOf } from "./media.js";
+import { shownCalls } from "./rules.js";
 
 export const NAMES = { same_tokens: "same tokens", same_distribution: "same distribution", group: "same groups", approximate: "approximate" };
 export const number = (value) => String(+value.toFixed(1));
@@ -37,7 +38,7 @@ export class Lane {
       for await (const [name, data] of events(this.call, this.abort.signal)) this.#take(name, data);
       if (this.running) this.#over("failed", "the connection ended before the result");
     } catch (error) {
-      if (error.name !== "AbortError") this.#over("failed", error.message);
+      if (error.name !== "AbortError") this.#failed(error);
       else if (this.running) this.#over("cancelled", "cancelled");
     }
     clearInterval(this.clock);
@@ -64,7 +65,12 @@ export class Lane {
     else if (name === "part") this.items.get(data.item).part(data);
     else if (name === "result") this.#result(data);
     else if (name === "cancelled") this.#over("cancelled", "cancelled");
-    else if (name === "error") this.#over("failed", data.message);
+    else if (name === "error") this.#failed(data);
+  }
+
+  #failed({ message, param }) {
+    this.fault = { message, param };
+    this.#over("failed", message);
   }
 
   #item(index, seed) {
@@ -181,6 +187,7 @@ class Item {
     this.data = data;
     this.nfe = data.nfe;
     this.media.whole(data.media, this.grid ? this.grid.steps.length : 0);
+    if (data.calls?.length) this.view.after(shownCalls(data.calls));
     const { use } = this.lane, { file, note } = data.media;
     if (file) this.links.append(download({ ...file, name: `${this.lane.modality}-${this.lane.about.name}-${this.seed}.${file.name.split(".").pop()}` }, "Download"));
     const action = (words, work) => this.links.append(make("button", { type: "button", class: "quiet", onclick: work }, words));

@@ -2,14 +2,16 @@
 
 import { get, post } from "./api.js";
 import { at, base64Of, make, newId, repaintAll } from "./dom.js";
+import { clearFaults, fault, showFault } from "./faults.js";
 import { legend } from "./grid.js";
 import { Lane, NAMES, number, seconds, tag } from "./lane.js";
 import { MaskPainter } from "./mask.js";
+import { offerRules, readRules, restoreRules, statedRules, watchRules } from "./rules.js";
 import { addressOf, readAddress } from "./state.js";
 
 const MOST_LANES = 3;
-const SAMPLING = { temperature: ["0", "any"], top_k: ["0", "1"], top_p: ["0", "any"], min_p: ["0", "any"], guidance_scale: ["0", "any"] };
-const NEUTRAL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0, guidance_scale: 1 };
+const SAMPLING = { temperature: ["0", "any"], top_k: ["0", "1"], top_p: ["0", "any"], min_p: ["0", "any"], guidance_scale: ["0", "any"], max_new_tokens: ["1", "1"] };
+const NEUTRAL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0, guidance_scale: 1, max_new_tokens: "the model's" };
 let modalities = [], about = null; // about: the chosen model
 let pickers = [], lanes = [];
 let given = null; // media to start from: {source, painter} or {prefix}
@@ -69,7 +71,7 @@ class Picker {
       this.promise.firstChild.replaceWith(tag(found.guarantee));
       this.fields(found.params);
     } catch (error) {
-      if (this.asked === asked) at("alert").textContent = error.message;
+      if (this.asked === asked) showFault({ ...error, param: error.param || "sampler", message: error.message }, this);
     }
   }
 
@@ -156,12 +158,15 @@ async function chooseModel(samplers, sampling = {}) {
   pickers.forEach((picker) => picker.offer());
   if (samplers) samplers.slice(0, MOST_LANES).forEach((spec, i) => { const { name, ...values } = spec; if (pickers[i]) pickers[i].choose(name, values); else add(spec); });
   if (!pickers.length) add();
-  at("sampling").replaceChildren(...Object.entries(SAMPLING).map(([name, [min, step]]) => {
+  const shown = Object.entries(SAMPLING).filter(([name]) => about.texts || name !== "max_new_tokens");
+  at("sampling").replaceChildren(...shown.map(([name, [min, step]]) => {
     const id = `sampling-${name}`, input = make("input", { id, type: "number", min, step, placeholder: about.sampling[name] ?? NEUTRAL[name], onchange: changed });
     input.value = sampling[name] ?? "";
     return make("div", { class: "field" }, make("label", { for: id }, name), input);
   }));
+  at("examples").hidden = about.tools; // they are tasks of the models of the package
   offerStart();
+  offerRules(about);
   changed();
   await Promise.all(pickers.map(({ described }) => described));
 }
@@ -214,7 +219,7 @@ at("file").addEventListener("change", async () => {
 async function media() {
   if (!given) return {};
   if (given.source) {
-    if (given.painter.isEmpty) throw new Error("The mask is empty: paint the part of the image that is made anew.");
+    if (given.painter.isEmpty) throw fault("mask", "The mask is empty: paint the part of the image that is made anew.");
     return { source: given.source, mask: await given.painter.file() };
   }
   return { prefix: await post("live/prefix", { model: at("model").value, file: { name: given.resumed.name, data: given.resumed.data }, share: given.share() }) };
@@ -225,13 +230,13 @@ async function media() {
 function sampling() {
   const found = {};
   for (const name of Object.keys(SAMPLING)) {
-    const value = read(at(`sampling-${name}`).value);
+    const value = read(at(`sampling-${name}`)?.value ?? "");
     if (value !== undefined) found[name] = value;
   }
   return found;
 }
 
-const stated = () => ({ modality: modality().name, model: at("model").value, prompt: at("prompt").value, seed: at("seed").value, samples: at("samples").value, samplers: pickers.map(({ spec }) => spec), sampling: sampling() });
+const stated = () => ({ modality: modality().name, model: at("model").value, prompt: at("prompt").value, seed: at("seed").value, samples: at("samples").value, samplers: pickers.map(({ spec }) => spec), sampling: sampling(), rules: statedRules() });
 
 let ready = false;
 function changed() {
@@ -242,9 +247,9 @@ const running = () => lanes.some((lane) => lane.running);
 
 async function generate() {
   if (running()) return;
-  at("alert").textContent = "";
+  clearFaults();
   let start;
-  try { start = await media(); } catch (error) { at("alert").textContent = error.message; return; }
+  try { start = { ...readRules(), ...await media() }; } catch (error) { showFault(error); return; }
   changed();
   const name = modality().name;
   const use = { edit: about.cells ? edit : null, resume: about.continues ? resume : null };
@@ -261,6 +266,8 @@ async function generate() {
   if (matchMedia("(max-width: 60rem)").matches) at("stage").scrollIntoView({ block: "start" });
   await Promise.all(lanes.map((lane) => lane.run()));
   busy(false);
+  const wrong = lanes.findIndex((lane) => lane.fault?.param);
+  if (wrong >= 0) showFault(lanes[wrong].fault, pickers[wrong]);
   at("status").textContent = lanes.map((lane) => `${lane.about.name}: ${lane.result ? `${lane.passes.textContent} forward passes, ${lane.time.textContent}` : lane.note.textContent}`).join("; ");
   compare();
 }
@@ -317,7 +324,7 @@ at("theme").addEventListener("click", () => {
   repaintAll();
 });
 
-function tell(error) { at("alert").textContent = error.message; }
+function tell(error) { showFault(error); }
 
 async function restore() {
   ready = false;
@@ -325,12 +332,14 @@ async function restore() {
   await chooseModality(said.modality || modalities[0].name, said.modality ? said : {});
   if (said.seed) at("seed").value = said.seed;
   if (said.samples) at("samples").value = said.samples;
+  restoreRules(said.rules || {});
   ready = true;
 }
 addEventListener("hashchange", () => restore().catch(tell));
 
 async function open() {
   showTheme();
+  watchRules(changed);
   legend(at("legend"));
   modalities = await get("live/modalities");
   at("modalities").querySelector("div").replaceChildren(...modalities.map(({ name }) => {

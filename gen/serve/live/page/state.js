@@ -18,6 +18,7 @@ export function readAddress() {
     samples: said.get("samples") || "1",
     samplers,
     sampling,
+    rules: Object.fromEntries([...said].filter(([key]) => key.startsWith("rules.")).map(([key, value]) => [key.slice(6), value])),
   };
 }
 
@@ -25,5 +26,6 @@ export function addressOf(state) {
   const said = new URLSearchParams({ modality: state.modality, model: state.model, prompt: state.prompt, seed: state.seed, samples: state.samples });
   for (const spec of state.samplers) said.append("sampler", Object.keys(spec).length > 1 ? JSON.stringify(spec) : spec.name);
   for (const [key, value] of Object.entries(state.sampling)) said.set(`sampling.${key}`, value);
+  for (const [key, value] of Object.entries(state.rules)) said.set(`rules.${key}`, value);
   return `#${said}`;
 }
