@@ -129,8 +129,22 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def make_server(app: Any) -> uvicorn.Server:
-    """Return a server of an application, for a socket that listens."""
+class Server(uvicorn.Server):
+    """Server that tells its engine when it begins to end."""
+
+    def __init__(self, config: uvicorn.Config, on_end: Callable[[], None]):
+        super().__init__(config)
+        self.on_end = on_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and let running requests end."""
+        self.on_end()
+        await super().shutdown(sockets)
+
+
+def make_server(app: Any, on_end: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """Return a server of an application, for a socket that listens. ``on_end`` is called when it
+    begins to end."""
     config = uvicorn.Config(
         app,
         http=Http,
@@ -143,7 +157,7 @@ def make_server(app: Any) -> uvicorn.Server:
         timeout_graceful_shutdown=LAST_SECONDS,
         h11_max_incomplete_event_size=LARGEST_HEAD,
     )
-    return uvicorn.Server(config)
+    return Server(config, on_end)
 
 
 def serve_until_stopped(args: argparse.Namespace) -> int:
@@ -161,7 +175,7 @@ def _serve(args: argparse.Namespace, engine: Engine) -> int:
     """Carry out ``serve_until_stopped`` with an engine, which is closed."""
     try:
         engine.constraints.start()
-        server = make_server(make_app(engine, args.settings))
+        server = make_server(make_app(engine, args.settings), engine.stop_building)
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host
