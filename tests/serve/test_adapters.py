@@ -12,6 +12,7 @@ from families import WRITERS
 from peft_folders import loaded, write_adapters
 from served import serving
 
+from gen.constraints.budget import Limits
 from gen.core.errors import GenError
 from gen.engine.engine import Engine
 from gen.serve.run import make_engine
@@ -84,6 +85,7 @@ def test_clients_name_an_adapter_as_a_model(case, pipes):
 
 def args_of(*models, options=(), **more):
     usual = {"device": "cpu", "dtype": None, "max_rows": None, "max_waiting": None}
+    usual["limits"] = Limits()
     return SimpleNamespace(model=list(models), model_option=list(options), **{**usual, **more})
 
 
