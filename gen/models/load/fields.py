@@ -20,6 +20,7 @@ COUNTS = {
     "max_position_embeddings", "n_positions",
 }  # fmt: skip
 IDS = "_token_id"
+MASK = "mask_token_id"  # families say what theirs may be
 LENGTHS = {"model_max_length"}
 
 
@@ -55,9 +56,10 @@ def check_fields(said: Mapping[str, Any], file: str, name: str) -> None:
         expected = None
         if value is None:
             continue
-        if key in COUNTS and not _is_each(value, 1):
-            expected = "an integer of at least 1"
-        elif key.endswith(IDS) and not _is_each(value, -1):
+        least = 0 if key in LAYERS else 1
+        if key in COUNTS and not _is_each(value, least):
+            expected = f"an integer of at least {least}"
+        elif key.endswith(IDS) and key != MASK and not _is_each(value, -1):
             expected = "a token id or a list of them"
         elif key in LENGTHS and not _is_number(value, 1):
             expected = "a number of tokens"

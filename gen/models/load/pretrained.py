@@ -63,8 +63,7 @@ def pretrained(
         more |= gguf.keywords
     elif is_local and (more.get("variant") or not _has_weight_files(folder)):
         weight_files(folder, more.get("variant"))  # raises the error that lists expected files
-    if is_local:
-        _check_sizes(folder, gguf, str(name or path))
+    _check_sizes(folder, gguf, str(name or path))
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
@@ -141,6 +140,8 @@ def _stored_quantization(folder: Path) -> dict[str, Any]:
 def _check_sizes(folder: Path, gguf: GgufFile | None, name: str) -> None:
     """Refuse a config with more layers than the weights have tensors, and indices that name files
     elsewhere. Raises ``GenError``."""
+    if not folder.is_dir():
+        return
     if gguf is not None:
         check_layers(gguf.config.to_dict(), len(gguf.header.tensors), gguf.path.name, name)
         return
