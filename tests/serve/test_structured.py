@@ -49,6 +49,13 @@ def test_an_error_is_about_the_field_that_holds_the_rule(served):
     assert "5 states" in refused.value.message and "oneOf" in refused.value.message
 
 
+@pytest.mark.parametrize("rule", [{"regex": "Q"}, {"regex": "a("}, {"grammar": 'start: "a'}, {}])
+def test_what_is_wrong_with_a_rule_is_about_the_rule(served, rule):
+    body = {"model": "text", "prompt": "sort 3 1 2 =", "structured": rule}
+    status, answer, _ = served.ask("/v1/completions", body)
+    assert status == 400 and answer["error"]["param"] == "structured", answer
+
+
 def test_a_request_may_lower_the_limits_and_not_raise_them(served):
     for budget, words in (({"states": 6}, "at most 5 here"), ({"states": 1}, "1 states")):
         body = {

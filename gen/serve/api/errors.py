@@ -30,7 +30,7 @@ ABOUT = (
     (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
-    (r"^structured\b", "structured"),
+    (r"^(?:structured|regex)\b|^the (?:\w+ ){0,4}(?:constraint|grammar)\b", "structured"),
 )
 TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
