@@ -48,12 +48,12 @@ class BudgetExceeded(GenError):
         return BudgetExceeded, (str(self), self.limit)
 
 
-def within(place: str, error: GenError) -> GenError:
-    """Return an error with the place that it is about before its message."""
+def within(where: str, error: GenError) -> GenError:
+    """Return an error with what it is about before its message."""
     if isinstance(error, BudgetExceeded):  # about the whole rule
         return error
     kind = Unsupported if isinstance(error, Unsupported) else GenError
-    return kind(f"{place}: {error}")
+    return kind(f"{where}: {error}")
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class _Answer:
         """Return the result. Raises ``GenError`` where the process ended before it."""
         assert self._exactly(len(BEGUN)) == BEGUN, "the first byte says that it begins"
         self.begun = time.monotonic()
-        self.until = self.begun + self.budget.limits.seconds + 10 * GRACE
+        self.until = self.begun + self.budget.limits.seconds + 2 * GRACE
         size = LENGTH.unpack(self._exactly(LENGTH.size))[0]
         return self._exactly(size)
 

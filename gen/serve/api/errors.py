@@ -39,6 +39,7 @@ ABOUT = (
     (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
     (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
     (r"^([a-z]\w*(?:\.\w+)*) is (?:missing\b|.*; expected )", r"\1"),
+    (r"^(?:structured|regex)\b|^the (?:\w+ ){0,4}(?:constraint|grammar)\b", "structured"),
 )
 TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
