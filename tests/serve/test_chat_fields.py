@@ -12,7 +12,9 @@ from served import serving
 from tool_models import save_model
 
 import gen
+from gen.constraints.budget import Limits
 
+ROOMY = Limits(seconds=30)  # whatever else runs, the automaton of a rule is built
 ASK = [{"role": "user", "content": "hi"}]
 NEUTRAL = {
     "tools": [[], None],
@@ -70,7 +72,7 @@ OTHERS = {
 def server(tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("model"), "hermes")
     pipe = gen.load("text", model=folder, device="cpu", max_new_tokens=48)
-    with serving(models={"m": pipe}) as made:
+    with serving(models={"m": pipe}, limits=ROOMY) as made:
         yield made
 
 

@@ -10,6 +10,7 @@ from live_pages import finished, go, ready, resized, served, states, text, too_w
 from tool_models import TOOLS, save_model
 
 import gen
+from gen.constraints.budget import Limits
 from gen.engine.engine import Engine
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,9 @@ TASK = "sort 3 1 2 ="
 def address(tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("model"), "hermes")
     chat = gen.load("text", model=folder, device="cpu", max_new_tokens=160)
-    engine = Engine({"text": gen.load("text", device="cpu"), "chat": chat}, device="cpu")
+    engine = Engine(
+        {"text": gen.load("text", device="cpu"), "chat": chat}, "cpu", limits=Limits(seconds=30)
+    )
     with served(engine) as address:
         yield address
     engine.close()

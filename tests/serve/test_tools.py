@@ -25,6 +25,7 @@ from tool_models import (
 )
 
 import gen
+from gen.constraints.budget import Limits
 
 ASK = [{"role": "user", "content": "hi"}]
 FORMATS = ["hermes", "mistral", "llama3", "none"]
@@ -40,7 +41,7 @@ def servers(tmp_path_factory):
             folder = save_model(tmp_path_factory.mktemp(name), name)
             pipe = gen.load("text", model=folder, device="cpu", max_new_tokens=160)
             models = {name: pipe, "text": gen.load("text", device="cpu")}
-            return stack.enter_context(serving(models=models))
+            return stack.enter_context(serving(models=models, limits=Limits(seconds=30)))
 
         yield of
 

@@ -32,7 +32,7 @@ ABOUT = (
     (r"^(?:unknown )?sampler\b|\bno sampler\b|for sampler\b", "sampler"),
     (r"^(seed|frames|num_samples|prefix|span|mask|source|structured|model) is\b", r"\1"),
     (r"^the mask\b", "mask"),
-    (r"^(?:the )?(?:structured|regex|schema|grammar|constraint)\b", "structured"),
+    (r"^(?:the )?(?:structured|regex|json_schema|schema|grammar|constraint)\b", "structured"),
     (r"^the shortest text of the constraint\b", "structured"),
     (r"^parameters of function\b", "tools"),
     (r"^unknown (model) ", r"\1"),

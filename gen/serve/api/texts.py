@@ -186,9 +186,8 @@ class ChatRequest(TextFields, ToolFields, NeutralFields):
             raise ApiError(message, param, "invalid_value")
         if use is not None:
             return {"structured": use.rule(schema)}
-        is_any = schema is ANY_OBJECT
-        how = {"max_depth": DEEPEST_ANY} if is_any else {"engine": "auto"}
-        return {"structured": {"json_schema": schema, **how}}
+        depth = {"max_depth": DEEPEST_ANY} if schema is ANY_OBJECT else {}
+        return {"structured": {"json_schema": schema, "engine": "auto", **depth}}
 
 
 def text_router(calls: Calls) -> APIRouter:

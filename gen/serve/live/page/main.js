@@ -97,6 +97,7 @@ class Picker {
     input.dataset.param = param.name;
     const hint = newId("hint");
     input.setAttribute("aria-describedby", hint);
+    input.addEventListener("input", () => this.take(param, input.value)); // Ctrl+Enter comes before a change
     input.addEventListener("change", () => { this.take(param, input.value); this.describe(); changed(); });
     return make("div", { class: "field" }, make("label", { for: id }, param.name), input, make("p", { class: "note", id: hint }, param.meaning));
   }
