@@ -48,12 +48,12 @@ class BudgetExceeded(GenError):
         return BudgetExceeded, (str(self), self.limit)
 
 
-def within(place: str, error: GenError) -> GenError:
-    """Return an error with the place that it is about before its message."""
+def within(where: str, error: GenError) -> GenError:
+    """Return an error with what it is about before its message."""
     if isinstance(error, BudgetExceeded):  # about the whole rule
         return error
     kind = Unsupported if isinstance(error, Unsupported) else GenError
-    return kind(f"{place}: {error}")
+    return kind(f"{where}: {error}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class Budget(AbstractContextManager["Budget"]):
     ):
         self.limits, self.what, self.most = limits, what, most
         self.interrupted = interrupted
-        self.until = time.monotonic() + limits.seconds
+        self.seconds = limits.seconds
+        self.until = time.monotonic() + self.seconds
         self._asked = 0.0
         self._tokens: list[Token[Budget]] = []
 
@@ -143,7 +144,8 @@ class Budget(AbstractContextManager["Budget"]):
         """Return the budget of a part of the construction: a share of the time that is left."""
         part = Budget(self.limits, self.what, self.most, self.interrupted)
         now = time.monotonic()
-        part.until = now + share * (self.until - now)
+        part.seconds = share * (self.until - now)
+        part.until = now + part.seconds
         return part
 
     def check(self) -> None:
@@ -166,8 +168,11 @@ class Budget(AbstractContextManager["Budget"]):
             bound = getattr(self.most, limit)
             flag = f"which {FLAGS[limit]} of gen serve raises"
             how = f"{flag}" if bound <= value else f"{how} and at most {bound:g}, {flag}"
+        size = f"{value:,g}"
+        if limit == "seconds" and self.seconds < value:  # of a part
+            size = f"{self.seconds:.2g} of its {size}"
         return BudgetExceeded(
-            f"structured.{self.what} takes more than {value:,g} {units[limit]} to build; expected a"
+            f"structured.{self.what} takes more than {size} {units[limit]} to build; expected a"
             f" smaller rule (fewer repetitions, alternatives or properties), or a higher limit:"
             f" {how}",
             limit,

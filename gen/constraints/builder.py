@@ -52,6 +52,7 @@ class ConstraintBuilder:
     ):
         self.most, self.process = most, process
         self.cache = ConstraintCache(cache_bytes)
+        self._stopped: Exception | None = None
         self._building: dict[Hashable, _Turn] = {}
         self._lock = threading.Lock()
 
@@ -77,6 +78,7 @@ class ConstraintBuilder:
         """
         context = context_of(vocabulary, space, left_to_right)
         text = _text_of(structured)
+        refused, interrupted = interrupted, lambda: self._stopped or refused()
         if text is None:
             return self._built(structured, text, context, interrupted)
         digest = hashlib.blake2b(np.ascontiguousarray(context.legal), digest_size=16).digest()
@@ -98,6 +100,10 @@ class ConstraintBuilder:
         if self.process is not None:
             self.process.start()
 
+    def stop(self, error: Exception) -> None:
+        """End what is built now or later with an error."""
+        self._stopped = error
+
     def close(self) -> None:
         """End the process, if there is one."""
         if self.process is not None:
@@ -112,7 +118,7 @@ class ConstraintBuilder:
     ) -> Constraint:
         if self.process is None:
             return built(structured, context, self.most, interrupted)
-        return self.process.build(structured, text, context, self.most or Limits(), interrupted)
+        return self.process.build(structured, text, context, self.most, interrupted)
 
     @contextmanager
     def _turn(self, key: Hashable, interrupted: Interrupted) -> Iterator[None]:

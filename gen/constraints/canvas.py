@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from gen.constraints.budget import BudgetExceeded
 from gen.constraints.byte_dfa import distinct_rows, slices
 from gen.contracts.constraint import Automaton
 from gen.core.errors import GenError
 
 MOST_ANSWERS = 4096
+MOST_STEPS = 2**22  # of all kinds of positions; a forward pass looks at them for every position
+MOST_CELLS = 2**26  # positions x states of a row
 
 
 class CanvasTable:
@@ -49,6 +52,7 @@ class CanvasTable:
         self._answers: dict[tuple[bytes, bytes], np.ndarray] = {}  # of `classes`
         self.kinds = self._kinds(classes)
         first, self._pattern, _ = distinct_rows(self.kinds)
+        self._require_size(len(first) * len(before), len(legal) * states)
         self._steps = [self._masked_steps(kinds) for kinds in self.kinds[first]]
         self.open = RowCanvas(self)
 
@@ -108,6 +112,19 @@ class CanvasTable:
                 self._answers.clear()
             self._answers[key] = found
         return found
+
+    def _require_size(self, steps: int, cells: int) -> None:
+        """Refuse an automaton whose canvases take too long. Raises ``BudgetExceeded``."""
+        for count, most, what in (
+            (steps, MOST_STEPS, "steps between states"),
+            (cells, MOST_CELLS, "states at all positions"),
+        ):
+            if count > most:
+                raise BudgetExceeded(
+                    f"structured has {count:,} {what}; a masked model takes at most {most:,}:"
+                    " expected a smaller rule, fewer positions or a causal model",
+                    "states",
+                )
 
     def _kinds(self, classes: int) -> np.ndarray:
         """Return the classes with a legal token at each position: bool [T, K]."""

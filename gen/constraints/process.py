@@ -55,7 +55,7 @@ class BuilderProcess:
         structured: Mapping[str, Any],
         text: str | None,
         context: Context,
-        most: Limits,
+        most: Limits | None,
         interrupted: Interrupted,
     ) -> Constraint:
         """Build a constraint; arguments as of ``gen.constraints.build.built``.
@@ -64,7 +64,7 @@ class BuilderProcess:
             structured: the rule.
             text: the same as JSON; None where it is none.
             context: model and request.
-            most: what building may take.
+            most: what building may take; None takes the usual limits, and rules may state others.
             interrupted: returns the error that ends the construction, None while it goes on.
 
         Raises:
@@ -162,7 +162,7 @@ class _Answer:
         """Return the result. Raises ``GenError`` where the process ended before it."""
         assert self._exactly(len(BEGUN)) == BEGUN, "the first byte says that it begins"
         self.begun = time.monotonic()
-        self.until = self.begun + self.budget.limits.seconds + 10 * GRACE
+        self.until = self.begun + self.budget.limits.seconds + 2 * GRACE
         size = LENGTH.unpack(self._exactly(LENGTH.size))[0]
         return self._exactly(size)
 

@@ -42,6 +42,7 @@ from gen.engine.ticket import (
     WAITING,
     Cancelled,
     Compute,
+    Ending,
     OnChunk,
     OnStep,
     QueueFull,
@@ -166,6 +167,10 @@ class Engine:
         is_structured = request.sampling.structured is not None
         (self._structured if is_structured else self._to_prepare).put(ticket)
         return ticket
+
+    def stop_building(self) -> None:
+        """End the requests whose constraints are not built yet: the engine will close."""
+        self.constraints.stop(Ending("the server ends; expected another try"))
 
     def close(self) -> None:
         """Cancel everything and end the threads."""

@@ -32,6 +32,10 @@ class QueueFull(GenError):
         self.retry_after = retry_after
 
 
+class Ending(GenError):
+    """Request whose constraint is not built yet when the engine is about to close."""
+
+
 class Cancelled(GenError):
     """Error of a request that its caller cancelled."""
 

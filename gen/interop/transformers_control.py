@@ -9,7 +9,7 @@ from transformers.generation import StopStringCriteria
 
 from gen.constraints.build import build
 from gen.constraints.vocabulary import huggingface_vocabulary
-from gen.contracts.constraint import RowConstraint
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.token_space import HistoryConstraint
 from gen.interop.transformers_request import Request

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gen.constraints.build import build
-from gen.contracts.constraint import Constraint, RowConstraint
+from gen.contracts.constraint import Constraint
 from gen.contracts.frontend import TokenFrontend, Vocabulary
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.sampling_params import DEFAULTS, IN_SPACE, SamplingParams
 from gen.core.token_space import HistoryConstraint, TokenSpace

@@ -13,6 +13,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -215,9 +216,10 @@ class Server(uvicorn.Server):
     Args:
         app: the application.
         most: connections that may be open; fewer where handles of files are short.
+        on_end: called when the server begins to end.
     """
 
-    def __init__(self, app: Any, most: int):
+    def __init__(self, app: Any, most: int, on_end: Callable[[], None] = lambda: None):
         config = uvicorn.Config(
             app,
             http=Http,
@@ -231,6 +233,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(LAST_SECONDS + 2 * TOLD_SECONDS),
         )
         super().__init__(config)
+        self.on_end = on_end
         self.server_state: Connections = Connections(min(most, connection_limit()))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -248,6 +251,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests end for a while, and tell the others."""
+        self.on_end()
         ending = asyncio.create_task(self._end_requests())
         await super().shutdown(sockets)
         ending.cancel()

@@ -105,7 +105,8 @@ def _serve(args: argparse.Namespace, engine: Engine) -> int:
     """Carry out ``serve_until_stopped`` with an engine, which is closed."""
     try:
         engine.constraints.start()
-        server = Server(make_app(engine, args.settings), args.settings.max_connections)
+        most, on_end = args.settings.max_connections, engine.stop_building
+        server = Server(make_app(engine, args.settings), most, on_end)
         bound = listening(args.host, args.port)
         port = bound.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host
@@ -118,6 +119,7 @@ def _serve(args: argparse.Namespace, engine: Engine) -> int:
             pass  # the usual end of this command
     finally:
         engine.close()
+        gc.freeze()  # the interpreter would look through all that stands before it ends
     return 0
 
 

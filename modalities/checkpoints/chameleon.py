@@ -41,10 +41,11 @@ from transformers import ChameleonForConditionalGeneration
 
 from gen.contracts.checkpoint import FROM_PRETRAINED, Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.condition import Condition
-from gen.contracts.constraint import AutomatonConstraint, RowConstraint
+from gen.contracts.constraint import AutomatonConstraint
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError, unknown
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace

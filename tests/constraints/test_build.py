@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gen.constraints.build import build, read
-from gen.contracts.constraint import Constraint, unpack_bitmask
+from gen.contracts.constraint import Constraint
+from gen.contracts.row_constraint import unpack_bitmask
 from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
 from gen.core.registry import registry

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gen.constraints import tokens as over
+from gen.constraints.budget import Budget, BudgetExceeded, Limits
 from gen.constraints.byte_dfa import FAR, concat, literal, one_of
 from gen.constraints.regex import regex
 from gen.constraints.tokens import over_tokens, require_room, trimmed, with_eos, within
@@ -63,10 +63,12 @@ def test_a_language_that_no_token_spells_is_refused():
     assert accepts(over_tokens(literal(b"aa"), [b"a"]), (0, 0))  # control
 
 
-def test_a_constraint_that_needs_too_much_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(over, "MOST_ENTRIES", 100)
-    with pytest.raises(GenError, match=r"200 states and tokens of .* expected at most 100"):
-        over_tokens(one_of(b"a").repeat(0, 199), [b"a", b"aa"])
+def test_a_constraint_that_needs_too_much_memory_is_refused():
+    language = one_of(b"a").repeat(0, 199)
+    with Budget(Limits(megabytes=0.001)), pytest.raises(BudgetExceeded, match="0.001 MB"):
+        over_tokens(language, [b"a", b"aa"])
+    with Budget(Limits(megabytes=1)):  # control
+        assert over_tokens(language, [b"a", b"aa"]).next.shape == (200, 2)
 
 
 def test_eos_tokens_come_after_a_text_and_nothing_after_them():

@@ -12,10 +12,9 @@ from gen.contracts.constraint import (
     FAR,
     Automaton,
     AutomatonConstraint,
-    RowConstraint,
     pack_bools,
-    unpack_bitmask,
 )
+from gen.contracts.row_constraint import RowConstraint, unpack_bitmask
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 

@@ -12,6 +12,7 @@ from families import WRITERS
 from peft_folders import loaded, write_adapters
 from served import serving
 
+from gen.constraints.budget import Limits
 from gen.core.errors import GenError
 from gen.engine.engine import Engine
 from gen.serve.run import make_engine
@@ -78,12 +79,22 @@ def test_clients_name_an_adapter_as_a_model(case, pipes):
             model, prompt = ASKED[n % len(ASKED)]
             want = pipes[model](prompt, seed=n, max_new_tokens=4, temperature=1.0)
             assert answer.choices[0].text == want.media[0] and answer.model == model
+        how = {"prompt": "w1 w2 w3", "max_tokens": 0, "echo": True, "logprobs": 0}
+        scores = {}
+        for model, pipe in pipes.items():  # prompts are scored by the adapter too
+            made = client.completions.create(model=model, **how).choices[0]
+            items = pipe.plan([{"tokens": pipe.modality.raw_ids("w1 w2 w3")}])
+            (alone,) = pipe.prompt_logprobs(items)
+            scores[model] = [token.logprob for token in alone[1:]]
+            assert made.logprobs.token_logprobs[1:] == pytest.approx(scores[model], abs=1e-5)
+        assert scores["tiny"] != pytest.approx(scores["tiny:poet"], abs=1e-3)  # the control
         with pytest.raises(openai.NotFoundError, match="Did you mean 'tiny:poet'"):
             client.completions.create(model="tiny:pout", prompt="w1")
 
 
 def args_of(*models, options=(), **more):
     usual = {"device": "cpu", "dtype": None, "max_rows": None, "max_waiting": None}
+    usual["limits"] = Limits()
     return SimpleNamespace(model=list(models), model_option=list(options), **{**usual, **more})
 
 

@@ -87,14 +87,14 @@ def test_a_file_may_begin_with_a_byte_order_mark(calls):
 
 def test_a_line_that_took_longer_than_its_deadline_is_an_error(calls, tmp_path, monkeypatch):
     plan = planned(calls, b"\n".join([line(1, {**TASK, "deadline": 2}), line(2, TASK)]))
-    (tmp_path / "lines.json").write_text(json.dumps([vars(one) for one in plan.lines]))
+    plan.write(tmp_path, "cpu", "float32")
     row = {"status": "ok", "seconds": 3.0, "modality": "text", "tokens": 3, "sampler": "sjd"}
     rows = [{**row, "input_id": name, "file": "a.txt"} for name in plan.known.values()]
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "a.txt").write_text("1 2 3")
     monkeypatch.setattr("gen.serve.api.batch_jobs.is_job", lambda folder: True)
     monkeypatch.setattr("gen.serve.api.batch_jobs.read_rows", lambda folder: rows)
-    (late, first), (fine, second) = results(tmp_path, "")
+    (late, first), (fine, second) = results(calls, tmp_path, "")
     assert not late and first["response"]["status_code"] == 408
     error = first["response"]["body"]["error"]
     assert (error["param"], error["code"]) == ("deadline", "deadline_exceeded")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 from served import serving
 
@@ -177,6 +179,27 @@ def test_long_lists_are_refused_by_their_name(server, name, value):
 
 
 SIZE = 15_000_000
+
+
+def test_forms_that_do_not_arrive_take_no_handles(server):
+    """A form is read when it is whole; its files would take a handle each from 1 MB on."""
+    part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    head = b"POST /v1/images/edits HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    handles = psutil.Process()
+    before = handles.num_fds()
+    held = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(8)]
+    for connection in held:
+        connection.sendall(head + part + b"x" * 2_000_000)
+    time.sleep(0.5)
+    assert handles.num_fds() <= before + 2 * len(held)  # both ends of the connections
+    form = part + b"x" * 2_000_000 + b"\r\n--b--\r\n"  # control: a whole one is read
+    status, answer, _ = server.ask(
+        "/v1/images/edits", form, Content_Type="multipart/form-data; boundary=b"
+    )
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    for connection in held:
+        connection.close()
 
 
 def test_the_characters_of_all_prompts_are_bounded_together(server, monkeypatch):

@@ -12,7 +12,7 @@ from tool_models import ADD, NOW, SUM, SUM_TASK, WEATHER, save_agent, save_model
 
 import gen
 from gen.serve.api import responses as module
-from gen.serve.api.responses import Answers
+from gen.serve.api.responses import Answers, Kept
 from gen.serve.settings import Settings
 
 HOW = {"model": "m", "input": "hi", "max_output_tokens": 40}
@@ -168,15 +168,15 @@ def test_conversations_go_on_by_the_id_of_a_response(client, server):
 def test_kept_responses_are_bounded_in_number_and_size(monkeypatch):
     kept = Answers(3)
     for i in range(5):
-        kept.put({"id": str(i)}, [{"text": "x" * 100}])
+        kept.put(Kept.of({"id": str(i)}, [{"text": "x" * 100}]))
     assert [i for i in "01234" if i in kept] == ["2", "3", "4"]
     size = kept.nbytes
     kept.drop("3")
     assert kept.nbytes == pytest.approx(size * 2 / 3)
     monkeypatch.setattr(module, "MOST_BYTES", 400)
-    kept.put({"id": "a"}, [{"text": "x" * 250}])
+    kept.put(Kept.of({"id": "a"}, [{"text": "x" * 250}]))
     assert [i for i in "24a" if i in kept] == ["a"] and kept.nbytes <= 400
-    kept.put({"id": "b"}, [{"text": "x" * 1000}])  # alone it is too large
+    kept.put(Kept.of({"id": "b"}, [{"text": "x" * 1000}]))  # alone it is too large
     assert "a" not in kept and "b" not in kept and kept.nbytes == 0
 
 

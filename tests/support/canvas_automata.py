@@ -11,7 +11,8 @@ from closed_form import LeaningMasked
 from tabular import masked_target
 from torch import Tensor
 
-from gen.contracts.constraint import Automaton, AutomatonConstraint, RowConstraint
+from gen.contracts.constraint import Automaton, AutomatonConstraint
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gen.constraints.canvas import CanvasTable, RowCanvas
-from gen.contracts.constraint import Constraint, RowConstraint
+from gen.contracts.constraint import Constraint
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 

@@ -212,18 +212,8 @@ class JobPlan:
         limit = wanted.sampling.get("max_new_tokens")
         rule = wanted.sampling.get("structured") or {}
         calls = rule["format"] if "tool_calls" in rule else ""
-        line = Line(
-            custom_id,
-            [],
-            body.model,
-            extension,
-            form,
-            limit,
-            n=wanted.n,
-            calls=calls,
-            is_json=is_json(rule),
-            deadline=wanted.deadline,
-        )
+        line = Line(custom_id, [], body.model, extension, form, limit, wanted.n, calls)
+        line.is_json, line.deadline = is_json(rule), wanted.deadline
         for prompt in wanted.prompts:
             for sample in range(wanted.n):
                 row = {**row_of(prompt), "seed": seed + sample, "sampling": wanted.sampling}
@@ -355,8 +345,7 @@ def results(calls: Calls, folder: Path, failure: str) -> Iterator[tuple[bool, di
     )
     for values in json.loads((folder / "lines.json").read_text(encoding="utf-8")):
         line = Line(**values)
-        error, status, data = line.error, line.status if line.error else 200, []
-        prompt = 0
+        error, status, data, prompt = line.error, line.status if line.error else 200, [], 0
         try:
             if not error and line.form in TEXTS:
                 prompt, line.limit = _sizes(calls, line, asked)

@@ -52,10 +52,26 @@ def raw(prompt: str | list[int], modality: Modality, param: str = "prompt") -> s
         ApiError: the model takes no such prompt.
     """
     try:
-        ids = modality.raw_ids(prompt) if isinstance(prompt, str) else prompt
-        return prompt if ids is None else Condition.of({"tokens": ids})
+        if not isinstance(prompt, str):
+            return _of_ids(prompt)
+        ids = modality.raw_ids(prompt)
+        return prompt if ids is None or _is_plain(prompt, ids, modality) else _of_ids(ids)
     except GenError as error:
         raise ApiError(str(error), param, "invalid_value") from None
+
+
+def _of_ids(ids: list[int]) -> Condition:
+    return Condition.of({"tokens": ids})
+
+
+def _is_plain(prompt: str, ids: list[int], modality: Modality) -> bool:
+    """Return whether the model makes these token ids of a prompt by itself: then it is that of a
+    call of the pipeline, and draws what that draws."""
+    try:
+        condition = modality.parse(Condition(text=prompt))
+        return prompt == prompt.strip() and modality.checkpoint.binding.prompt(condition) == ids
+    except GenError:  # the chat template refuses it, which it does not go into
+        return False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from gen.constraints.budget import BudgetExceeded
 from gen.core.errors import GenError, shown
 from gen.core.memory import is_out_of_memory
-from gen.engine.ticket import Cancelled, DeadlineExceeded, QueueFull
+from gen.engine.ticket import Cancelled, DeadlineExceeded, Ending, QueueFull
 
 LOG = logging.getLogger("gen.serve")
 INVALID, RATE, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
@@ -39,6 +39,7 @@ ABOUT = (
     (r"^(?:the )?(prompt) (?:is|'|\")", r"\1"),
     (r"^unknown (?:key|sampling parameter) '(\w+)'", r"\1"),
     (r"^([a-z]\w*(?:\.\w+)*) is (?:missing\b|.*; expected )", r"\1"),
+    (r"^(?:structured|regex)\b|^the (?:\w+ ){0,4}(?:constraint|grammar)\b", "structured"),
 )
 TYPES = ("str", "int", "float", "bool")  # in the locations of pydantic's errors
 STATUS_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -129,6 +130,8 @@ def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
         # another try would take as long
         headers = {"x-should-retry": "false"}
         return ApiError(str(error), "deadline", "deadline_exceeded", 504, "timeout_error", headers)
+    if isinstance(error, Ending):
+        return server_ends()
     if isinstance(error, Cancelled):
         return ApiError(str(error), None, "cancelled", CLOSED)
     if isinstance(error, GenError):

@@ -5,6 +5,7 @@ The official client writes lists as ``key[]`` and objects as ``key[name]``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Collection
@@ -42,7 +43,10 @@ async def body_of(request: Request, model: type[F], files: Collection[str] = ())
         content = await request.body()
         read_json = lambda: validated(model, parsed(content))  # noqa: E731
         return await checked(request, len(content), read_json), {}
-    texts, found = await _form(request, files)
+    await request.body()  # whole, since the files of a form take handles while it is read
+    turns: asyncio.Semaphore = request.app.state.large_bodies
+    async with turns:
+        texts, found = await _form(request, files)
 
     def read() -> F:
         values: dict[str, Any] = {}

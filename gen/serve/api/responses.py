@@ -232,12 +232,17 @@ class Kept:
     Attributes:
         response: the answer.
         conversation: items that it answers, and its own.
-        nbytes: size of the conversation as JSON.
+        nbytes: size of both as JSON.
     """
 
     response: dict[str, Any]
     conversation: list[dict[str, Any]]
     nbytes: int
+
+    @classmethod
+    def of(cls, response: dict[str, Any], conversation: list[dict[str, Any]]) -> Kept:
+        """Return an answer to keep, measured."""
+        return cls(response, conversation, len(json.dumps([response, conversation])))
 
 
 class Answers:
@@ -263,11 +268,10 @@ class Answers:
             raise ApiError(message, param, "not_found", 404, "not_found_error")
         raise ApiError(message, param, "previous_response_not_found")
 
-    def put(self, response: dict[str, Any], conversation: list[dict[str, Any]]) -> None:
+    def put(self, kept: Kept) -> None:
         """Keep an answer, and drop the oldest ones where there are too many."""
-        size = len(json.dumps([response, conversation]))
-        self._kept[response["id"]] = Kept(response, conversation, size)
-        self.nbytes += size
+        self._kept[kept.response["id"]] = kept
+        self.nbytes += kept.nbytes
         while len(self._kept) > self.most or self.nbytes > MOST_BYTES:
             self.drop(next(iter(self._kept)))
 
@@ -417,5 +421,6 @@ class Answer:
             "gen": item_info(made, 0),
         }
         if keep is not None:
-            keep.put(self.response, [*self.conversation, *items])
+            said = [*self.conversation, *items]
+            keep.put(await run_in_threadpool(Kept.of, self.response, said))
         return events

@@ -21,7 +21,8 @@ from tabular import TabularBlocks, TabularCausal, TabularMasked, causal_target, 
 import gen
 from gen.constraints.canvas import RowCanvas
 from gen.constraints.tokens import with_eos
-from gen.contracts.constraint import Automaton, AutomatonConstraint, RowConstraint
+from gen.contracts.constraint import Automaton, AutomatonConstraint
+from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import Sampler, resolve_sampler
