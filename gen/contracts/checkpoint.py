@@ -425,12 +425,8 @@ class Checkpoint(ABC):
 
     @classmethod
     def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the default sampling parameters of a checkpoint; no weights are loaded.
-
-        Args:
-            files: files of this family.
-            options: options of the family that the user gave.
-        """
+        """Return the default sampling parameters of a checkpoint of these files; no weights are
+        loaded. ``options``: options of the family that the user gave."""
         return cls.sampling
 
     @classmethod
