@@ -18,6 +18,11 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 
+# key of the config of a model of gen's own architectures: what it was trained with
+CONDITIONS = "conditions"
+# the language of the modality (where there is no key), captions of a tokenizer, or no condition
+BUILT_IN, CAPTIONS, NOTHING = "modality", "captions", "none"
+
 
 @dataclass(frozen=True)
 class Verdict:

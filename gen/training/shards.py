@@ -79,7 +79,7 @@ def read_shard(path: Path, mark: str) -> Shard | None:
         with safe_open(path, "pt") as file:
             head = json.loads((file.metadata() or {})["gen"])
             flat, lengths = file.get_tensor("tokens"), file.get_tensor("lengths")
-        said = (head["sources"], head["conditions"], head["skipped"], head["read"])
+        said = (head["sources"], head["conditions"], head["skipped"], head.get("read", 0))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
     if head.get("plan") != mark or head.get("digest") != _digest(flat, lengths):

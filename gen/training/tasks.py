@@ -142,6 +142,7 @@ class GridTask(Task):
         else:
             made = self._started(self.config.model)
         name = self._frontend_name()
+        made.config.modality = self.data.encoder.modality.name  # folders may have any name
         made.config.frontend = name
         made.config.codebook_digest = self.data.encoder.digest
         made.config.architectures = [type(made).__name__]
