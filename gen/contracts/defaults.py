@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
-from gen.contracts.modality import Modality
+from gen.contracts.modality import CONDITIONS, NOTHING, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -116,7 +116,10 @@ class Defaults:
         dtype = cls.dtype if saved is None else saved.dtype
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            return replace(cls.of(own, own.default_sampling, protocols, kind), dtype=dtype)
+            said = dict(own.default_sampling)
+            if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
+                said.pop("guidance_scale", None)
+            return replace(cls.of(own, said, protocols, kind), dtype=dtype)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one
