@@ -13,7 +13,7 @@ from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.contracts.draft_model import DRAFTING, DraftModel
-from gen.contracts.modality import Modality
+from gen.contracts.modality import CONDITIONS, NOTHING, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -125,7 +125,10 @@ class Defaults:
         more = {"dtype": dtype, "draft": None if draft is None else DraftModel.find(draft, hub)}
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            return replace(cls.of(own, own.default_sampling, protocols, kind), **more)
+            said = dict(own.default_sampling)
+            if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
+                said.pop("guidance_scale", None)
+            return replace(cls.of(own, said, protocols, kind), **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one

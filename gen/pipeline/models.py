@@ -32,6 +32,7 @@ from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.modalities.own_captions import modality_of_model
 from gen.models.adapters.batch_invariant import Product
 from gen.models.adapters.captured import Captured
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
@@ -246,8 +247,10 @@ class ModalityModels:
                 f" none: they are for published checkpoints.{hint(others[0], LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
-            read_config(self._local(self.model))  # an unknown name fails here, not after a batch
-            require_modality(self.modality, self.model, self.files(self.model))
+            config = read_config(self._local(self.model))  # an unknown name fails here
+            files = self.files(self.model)
+            require_modality(self.modality, self.model, files)
+            self.modality = modality_of_model(self.modality, self.model, config, files.folder)
         if self.draft_model is not None:
             self._check_draft(self.draft_model)
 

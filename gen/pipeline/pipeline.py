@@ -185,7 +185,10 @@ class Pipeline(PreparedModels):
         Raises:
             GenError: anything that cannot be done.
         """
-        conditions = read_prompts(prompts, options.pop("prompt", None))
+        prompt = options.pop("prompt", None)
+        if prompts is None and prompt is None and not self.modality.needs_prompt:
+            prompt = ""
+        conditions = read_prompts(prompts, prompt)
         keywords = dict(options)
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))

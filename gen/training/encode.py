@@ -18,7 +18,9 @@ from gen.core.errors import GenError, cut_list, describe
 from gen.core.files import sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
-from gen.training.frontends import Encoder, load_encoder, size_of
+from gen.tokenizers.text.trained import TrainedTokenizer
+from gen.training.frontends import Encoder, load_encoder, own_encoder, size_of
+from gen.training.prompts import AUTO, VOCAB_SIZE, Captions, Choice
 from gen.training.shards import (
     MANIFEST,
     Shard,
@@ -46,6 +48,10 @@ class EncodeOptions:
         skip_unreadable: leave out files that cannot be read.
         shard_items: sources of a shard.
         device: device of the frontend.
+        tokenizer: tokenizer of captions or texts: ``built-in``, the language of the modality;
+            ``own``, one that is trained on them; a folder with one; or ``auto``, one that is
+            trained where the built-in language lacks one of them.
+        vocab_size: most tokens of a tokenizer that is trained.
     """
 
     frontend: str | None = None
@@ -54,6 +60,8 @@ class EncodeOptions:
     skip_unreadable: bool = False
     shard_items: int = 256
     device: str = "cpu"
+    tokenizer: str = AUTO
+    vocab_size: int = VOCAB_SIZE
 
 
 def encode_folder(
@@ -85,16 +93,30 @@ def encode_folder(
     encoder = load_encoder(modality, options.frontend, options.device)
     size = size_of(encoder, options.size, options.resize)
     sources = find_sources(folder, modality)
-    about = describe_tokens(encoder, size)
+    choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
+    tokenizer = captions = None
+    if choice.is_own:
+        tokenizer = choice.tokenizer(dest, encoder, sources)
+        if modality == "text":
+            encoder = own_encoder(tokenizer, encoder)
+        else:
+            captions = Captions.fitted(tokenizer, sources)
+    about = describe_tokens(encoder, size) | describe_captions(captions)
     plan = {
         **about,
+        **({"vocab_size": choice.vocab_size} if choice.is_own else {}),
         "shard_items": options.shard_items,
         "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
         "sources": [[s.name, s.condition] for s in sources],
     }
     open_folder(dest, plan)
     sweep_temporaries(dest)
-    shards = _shards(Encoding(encoder, size), sources, dest, fingerprint(plan), options, progress)
+    if tokenizer is not None:
+        tokenizer.save(dest)
+        progress.note(f"{describe_tokenizer(tokenizer, captions)}. {choice.reason}".rstrip(" ."))
+    shards = _shards(
+        Encoding(encoder, size, captions), sources, dest, fingerprint(plan), options, progress
+    )
     if not options.skip_unreadable:
         refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
     if not any(s.tokens for s in shards):
@@ -123,6 +145,19 @@ def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
         "grid": list(encoder.grid(size)),
         "resize": size.resize,
     }
+
+
+def describe_captions(captions: Captions | None) -> dict[str, Any]:
+    """Return what a manifest says of captions with a tokenizer of their own."""
+    return {} if captions is None else {"captions": captions.to_dict()}
+
+
+def describe_tokenizer(tokenizer: TrainedTokenizer, captions: Captions | None) -> str:
+    """Spell how captions or texts are read."""
+    size = f"byte-level tokenizer of {tokenizer.size} tokens"
+    if captions is None:
+        return f"texts: {size}"
+    return f"captions: {size}, prompts of {captions.slots}"
 
 
 def _shards(
@@ -206,10 +241,12 @@ class Encoding:
     Attributes:
         encoder: frontend of the media.
         size: size that media must have.
+        captions: captions with a tokenizer of their own; None for the modality's language.
     """
 
     encoder: Encoder
     size: Size
+    captions: Captions | None = None
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -239,11 +276,13 @@ class Encoding:
         out.read += len(sources)
 
     def _check_conditions(self, media: list[Medium]) -> None:
-        """Refuse conditions that the modality's own models do not understand."""
+        """Refuse conditions that the models of these tokens do not understand."""
         if self.encoder.is_open:
             return
         for medium in media:
-            if medium.condition is not None:
+            if medium.condition is not None and self.captions is not None:
+                self.captions.check(medium.condition)
+            elif medium.condition is not None:
                 check_condition(self.encoder, medium.condition)
 
 
