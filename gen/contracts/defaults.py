@@ -13,7 +13,7 @@ from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.contracts.draft_model import DRAFTING, DraftModel
-from gen.contracts.modality import CONDITIONS, NOTHING, Modality
+from gen.contracts.modality import BUILT_IN, CONDITIONS, NOTHING, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -50,6 +50,8 @@ class Defaults:
         model_kind: ``codes`` or ``latents``, the kind of the model that was named.
         dtype: floating-point type of a model that is named without one.
         draft: draft model that the model is loaded with.
+        needs_prompt: whether the model reads prompts in the language of the modality, or of its
+            family; the empty one is none.
     """
 
     modality: str
@@ -61,6 +63,7 @@ class Defaults:
     model_kind: str | None = None
     dtype: str = "float32"
     draft: DraftModel | None = None
+    needs_prompt: bool = True
 
     @classmethod
     def of(
@@ -128,7 +131,8 @@ class Defaults:
             said = dict(own.default_sampling)
             if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
                 said.pop("guidance_scale", None)
-            return replace(cls.of(own, said, protocols, kind), **more)
+            needs = files.config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+            return replace(cls.of(own, said, protocols, kind), needs_prompt=needs, **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one
