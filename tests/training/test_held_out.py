@@ -44,8 +44,8 @@ def test_of_a_causal_model_it_is_the_loss_that_training_measured(tmp_path):
     done = train(make_training(tree, "here"), lambda _: None)
     found = held_out_loss(tmp_path / "E", tmp_path / "D")
     assert found["samples"] == 8 and not found["bound"]
-    assert abs(found["nats_per_token"] - done["validation"]) < 2e-3  # it multiplies in bfloat16
-    assert abs(found["nats_per_token"] - validation(tmp_path / "E")) < 2e-3  # it multiplies in bfloat16
+    for measured in (done["validation"], validation(tmp_path / "E")):
+        assert abs(found["nats_per_token"] - measured) < 2e-3  # training may use bfloat16
     assert abs(found["bits_per_token"] * math.log(2) - found["nats_per_token"]) < 1e-9
 
 
@@ -62,11 +62,12 @@ def test_of_a_model_that_knows_nothing_it_is_the_logarithm_of_the_vocabulary(
     found = held_out_loss(tmp_path / "model", root / "O")
     assert found["samples"] == 7 and found["bound"] == (objective == "masked")
     assert abs(found["nats_per_token"] - math.log(made["vocab_size"])) < 1e-5
-    texts = [line.partition("\t")[2] for line in (root / "others" / "tasks.txt").read_text().splitlines()]
+    lines = (root / "others" / "tasks.txt").read_text().splitlines()
+    texts = [line.partition("\t")[2] for line in lines]
     bits = found["bits_per_token"] * found["tokens"]
     assert abs(found["bits_per_byte"] * sum(len(t.encode()) for t in texts) - bits) < 1e-6
     trained = held_out_loss(root / objective / "model", root / "O")  # control
-    assert trained["nats_per_token"] < found["nats_per_token"] - 0.1
+    assert trained["nats_per_token"] < found["nats_per_token"] - 0.03
 
 
 def test_only_samples_that_were_not_trained_on_are_measured(root):
