@@ -74,13 +74,16 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         "steps": config.steps,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
-        "use": command(data.manifest["modality"], written),
+        "use": command(data, written),
     }
 
 
-def command(modality: str, written: Written) -> str:
+def command(data: TokenData, written: Written) -> str:
     """Return a command line that samples from what a run has written."""
-    words = ["gen", "sample", modality, "PROMPT", "--model", written.model]
+    prompt = ["PROMPT"] if any(data.conditions) else []
+    if data.captions is not None:
+        prompt = [next(parts["text"] for parts in data.conditions if parts)]
+    words = ["gen", "sample", data.manifest["modality"], *prompt, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]
     return shlex.join(words)
