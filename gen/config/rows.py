@@ -108,9 +108,8 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
     prompt = v.get("prompt", "" if condition else None)
     if prompt is None:
         raise GenError("there is no prompt; expected a text under 'prompt'")
-    blank = isinstance(prompt, str) and prompt and not prompt.strip()
-    if not isinstance(prompt, str) or (blank and not condition):
-        raise bad_value("prompt", prompt, 'a text, or "" for a model that takes no prompt')
+    if not isinstance(prompt, str) or (prompt.isspace() and not condition):
+        raise bad_value("prompt", prompt, "a text")
     if len(v) > 1:
         _check_types(v)
     start = {

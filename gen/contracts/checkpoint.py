@@ -61,9 +61,10 @@ PASSES = (
     "batch_invariant",
     "cuda_graphs",
 )  # options that change forward passes; gen's own models take them
-WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs"})  # options that need no named model
+# options that need no named model
+WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})
 OF_EVERY_FAMILY = (
-    *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
+    *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES, "draft_model",
 )  # fmt: skip
 CONFIGS = ("config.json", "model_index.json", "gen.json")
 

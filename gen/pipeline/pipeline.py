@@ -94,7 +94,10 @@ class Pipeline(PreparedModels):
             it in 16-bit types too.
         cuda_graphs: capture forward passes of language models as CUDA graphs, on first use of each
             number of rows and columns (``gen.models.adapters.captured``).
-        options: options of the checkpoint's family (``gen ls families``).
+        options: options of the checkpoint's family (``gen ls families``), and ``draft_model``: zoo
+            name, folder or hub id of a smaller model, or folder of a trained drafter
+            (``gen.recipes.drafters``), for samplers that draft and name none. A call that names no
+            sampler then drafts with it.
 
     Raises:
         GenError: an unknown name, device, dtype or option.
@@ -510,6 +513,7 @@ def load(
     sparse_prefill: Any = None,
     batch_invariant: bool = False,
     cuda_graphs: bool = False,
+    draft_model: str | Path | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -534,6 +538,8 @@ def load(
         batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
             see ``Pipeline``.
         cuda_graphs: replay forward passes of language models as CUDA graphs; see ``Pipeline``.
+        draft_model: zoo name, folder or hub id of a smaller model, or folder of a trained drafter,
+            with which a call that names no sampler drafts; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
             ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
             ``variant``, ``gguf_file`` and ``local_files_only``
@@ -553,6 +559,7 @@ def load(
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
     options |= {"sparse_prefill": sparse_prefill, "batch_invariant": batch_invariant}
     options["cuda_graphs"] = cuda_graphs
+    options |= {} if draft_model is None else {"draft_model": draft_model}
     chosen = torch_dtype if dtype is None else dtype
     return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
 

@@ -115,6 +115,8 @@ class PromptedModels(ModalityModels):
         if name == self.model:
             self._route(target, adapter, items)
         target.learned, target.name = self._learned.setdefault(name, {}), name
+        if self.draft_model is not None and self.draft_model.kind is not None:
+            target.drafters = {self.draft_model.kind: self.draft_model.name}
         return target
 
     def _route(self, target: Target, adapter: Any, items: Sequence[ItemPlan]) -> None:

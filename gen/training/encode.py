@@ -1,7 +1,7 @@
 """``gen encode``: media of a folder to shards of tokens.
 
 Shards are ranges of sources, each written once and whole. The same command goes on where the last
-one ended, and makes damaged shards again.
+one ended, within a shard too, and makes damaged shards again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gen.training.shards import (
     Shard,
     fingerprint,
     open_folder,
+    part_path,
     read_shard,
     shard_path,
     write_manifest,
@@ -33,7 +34,7 @@ from gen.training.shards import (
 )
 from gen.training.sources import Medium, Size, Source, find_sources, left_out, read_source
 
-BATCH = 16  # media that are encoded together
+BATCH = 16  # sources that are read and encoded together, and kept from then on
 
 
 @dataclass(frozen=True)
@@ -183,14 +184,39 @@ def _shards(
     try:
         for number, (part, shard) in enumerate(zip(parts, found, strict=True)):
             if shard is None:
-                shard = work.shard(part)
-                if options.skip_unreadable or not shard.skipped:
-                    write_shard(shard_path(dest, number), shard, mark)
-                progress.items(len(part))
+                files = part_path(dest, number), shard_path(dest, number)
+                shard = _shard(work, part, files, mark, options, progress)
             shards.append(shard)
     finally:
         progress.close()
     return shards
+
+
+def _shard(
+    work: Encoding,
+    sources: list[Source],
+    files: tuple[Path, Path],
+    mark: str,
+    options: EncodeOptions,
+    progress: Silent,
+) -> Shard:
+    """Go on with the part of a shard that is there, and write the shard (``files``: of both)."""
+    partial, whole = files
+    shard = read_shard(partial, mark) or Shard()
+    if shard.skipped and not options.skip_unreadable:
+        shard = Shard()
+    progress.items(shard.read)
+    while shard.read < len(sources):
+        some = sources[shard.read : shard.read + BATCH]
+        work.add(shard, some)
+        progress.items(len(some))
+        if shard.skipped and not options.skip_unreadable:
+            continue
+        is_done = shard.read == len(sources)
+        write_shard(whole if is_done else partial, shard, mark)
+        if is_done:
+            partial.unlink(missing_ok=True)
+    return shard
 
 
 def refuse_unreadable(skipped: dict[str, str], total: int) -> None:
@@ -210,7 +236,7 @@ def spelled_reasons(skipped: dict[str, str], most: int) -> str:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoding of sources, one shard after the other.
+    """Encoding of sources, some after the others.
 
     Attributes:
         encoder: frontend of the media.
@@ -222,9 +248,9 @@ class Encoding:
     size: Size
     captions: Captions | None = None
 
-    def shard(self, sources: list[Source]) -> Shard:
-        """Read and encode sources. Raises ``GenError`` for media of another size."""
-        out = Shard()
+    def add(self, out: Shard, sources: list[Source]) -> None:
+        """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
+        another size."""
         signals: list[Tensor] = []
         for source in sources:
             try:
@@ -247,7 +273,7 @@ class Encoding:
                 out.conditions.append(medium.condition)
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
-        return out
+        out.read += len(sources)
 
     def _check_conditions(self, media: list[Medium]) -> None:
         """Refuse conditions that the models of these tokens do not understand."""

@@ -100,6 +100,7 @@ class GridTask(Task):
         else:
             made, is_new = self._started(self.config.model), False
         name = self._frontend_name()
+        made.config.modality = self.data.encoder.modality.name  # folders may have any name
         made.config.frontend = name
         made.config.codebook_digest = self.data.encoder.digest
         if self.data.captions is not None:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.contracts.protocol import model_key
 from gen.core.errors import GenError
-from gen.models.load.locate import save_model, zoo
+from gen.models.load.locate import save_model
 from gen.models.targets.trained_drafters import DrafterFacts
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch
@@ -72,12 +73,15 @@ class Autoregressive(Kind):
 
     def _start(self) -> nn.Module | None:
         """Return the draft model to start from."""
-        name = self.options.start or f"{self.teacher.target.name.split('-')[0]}-draft"
-        if name == "none" or (not self.options.start and name not in zoo()):
+        usual = self.teacher.pipe.modality.models.get(model_key("causal", "codes", draft=True))
+        name = self.options.start or usual
+        if name is None or name == "none":
             return None
         model, binding, _ = self.teacher.pipe.bound(name)
         space = self.teacher.target.space
         if binding.space.vocab_size != space.vocab_size:
+            if not self.options.start:
+                return None
             raise GenError(
                 f"the draft model {name} has {binding.space.vocab_size} tokens; expected"
                 f" {space.vocab_size}, those of the model"
