@@ -38,7 +38,7 @@ class Row:
     """Row of input.
 
     Attributes:
-        prompt: the text; empty where the condition has other parts alone.
+        prompt: the text; empty where the condition has other parts alone, or none.
         line: of a file, from 1; in a list, its index.
         sampler: parameters of this row over those of its entry.
         sampling: sampling parameters of this row over those of its entry.

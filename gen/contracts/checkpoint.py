@@ -391,6 +391,7 @@ class Checkpoint(ABC):
         binding: token space and prompts.
         sampling: default sampling parameters of the family. Where they differ between its
             checkpoints, ``sampling_of`` reads them from the files.
+        needs_prompt: whether a call without a prompt is refused.
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
@@ -412,6 +413,7 @@ class Checkpoint(ABC):
     binding: Binding
     sampling: Mapping[str, Any] = {}
     settled: Mapping[str, Any] = {}
+    needs_prompt: bool = True
     reads: Reads
     ranks: Ranks | None = None
 

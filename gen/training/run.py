@@ -85,8 +85,8 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
 def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
     """Return a command line that samples from what a run has written, with one of its prompts."""
     said = [parts["text"] for parts in data.conditions if parts and parts.get("text")]
-    prompt = next(iter([*samples, *said]), "")
-    words = ["gen", "sample", data.manifest["modality"], prompt, "--model", written.model]
+    prompt = [text for text in (*samples, *said) if text][:1]
+    words = ["gen", "sample", data.manifest["modality"], *prompt, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]
     return shlex.join(words)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,70 +40,15 @@ from gen.recipes.common.grid_models import (
     new_lm,
 )
 from gen.tokenizers.text.hf_text import HFText
-from gen.tokenizers.text.trained import TrainedTokenizer
+from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.training.config import LoRA, NewModel, TrainingConfig
 from gen.training.data import SPLIT, TokenData, split
 from gen.training.frontends import usual_config
+from gen.training.task import ADAPTER, MODEL, Task, Written
+from gen.training.texts import TextTask, next_token_loss
 
-MODEL, ADAPTER = "model", "adapter"  # folders of what a run makes
 MOST_EXAMPLES = 256  # captions that are kept beside a model
 FRONTEND = "frontend"  # folder of a frontend beside the model, if it is not of the zoo
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a run has written.
-
-    Attributes:
-        model: folder of the trained model, or the base of an adapter that was not merged.
-        adapter: folder of an adapter in PEFT's layout; None where all weights were trained.
-        merged: whether ``model`` holds the trained weights.
-    """
-
-    model: str
-    adapter: str | None = None
-    merged: bool = True
-
-    @property
-    def load(self) -> dict[str, Any]:
-        """Keys of a job that load the trained model."""
-        options = {} if self.merged else {"model_options": {"adapters": self.adapter}}
-        return {"model": self.model, **options}
-
-    @property
-    def folders(self) -> dict[str, str]:
-        """Folders that were written, by what they hold."""
-        found = {MODEL: self.model if self.merged else None, ADAPTER: self.adapter}
-        return {name: folder for name, folder in found.items() if folder is not None}
-
-
-class Task(ABC):
-    """Model, loss and files of a training run.
-
-    Attributes:
-        model: the model, trained in place.
-        casts: whether the forward pass may run with bfloat16 weights.
-        base: digest of the weights under an adapter; empty where all weights are trained.
-    """
-
-    model: nn.Module
-    casts: bool
-    base: str = ""
-
-    @abstractmethod
-    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
-        """Return the mean loss of samples.
-
-        Args:
-            forward: the model, or its forward pass with cast weights.
-            rows: long [B], indices of the samples.
-            seed: seed of masks and dropped conditions.
-            drop: share of dropped conditions.
-        """
-
-    @abstractmethod
-    def save(self, out: Path) -> Written:
-        """Write what was trained into the folder of the run, so that the pipeline loads it."""
 
 
 def make_task(config: TrainingConfig, data: TokenData) -> Task:
@@ -114,6 +57,8 @@ def make_task(config: TrainingConfig, data: TokenData) -> Task:
     Raises:
         GenError: a model, a vocabulary or an objective that does not fit the data.
     """
+    if data.encoder.name == FILE and isinstance(config.model, NewModel):
+        return TextTask(config, data)
     if data.encoder.is_open:
         return LanguageTask(config, data)
     if config.lora is not None:
@@ -394,17 +339,8 @@ class LanguageTask(Task):
         for row in rows.tolist():
             dropped = bool(torch.rand((), generator=generator) < drop)
             head = [] if dropped else self.heads[row]
-            ids = torch.cat([torch.tensor(head, dtype=torch.long), self.data.tokens[row]])
-            labels = ids.clone()
-            labels[: max(1, len(head))] = -100  # nothing stands before the first token
-            pairs.append((ids[: self.config.max_length], labels[: self.config.max_length]))
-        pad = torch.nn.utils.rnn.pad_sequence
-        ids = pad([i for i, _ in pairs], batch_first=True)
-        labels = pad([t for _, t in pairs], batch_first=True, padding_value=-100)
-        seen = pad([torch.ones_like(i) for i, _ in pairs], batch_first=True)
-        out = forward(input_ids=ids.to(device), attention_mask=seen.to(device), use_cache=False)
-        logits = out.logits[:, :-1].float().flatten(0, 1)
-        return F.cross_entropy(logits, labels[:, 1:].flatten().to(device), ignore_index=-100)
+            pairs.append((torch.tensor(head, dtype=torch.long), self.data.tokens[row]))
+        return next_token_loss(forward, pairs, self.config.max_length, device)
 
     def save(self, out: Path) -> Written:
         model: Any = self.model

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -74,10 +74,6 @@ class TrainedTokenizer:
         """Train a tokenizer whose tokens decode to the very text; arguments of ``of_captions``."""
         inner = _byte_level(prefix_space=False)
         inner.train_from_iterator(texts, _trainer(vocab_size, [END]))
-        begin = (END, inner.token_to_id(END))
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"{END} $A", pair=f"{END} $A $B", special_tokens=[begin]
-        )
         return cls(inner)
 
     @classmethod
@@ -120,11 +116,19 @@ class TrainedTokenizer:
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def frontend(self, device: torch.device | str = "cpu") -> HFText:
-        """Return the frontend of a tokenizer of texts."""
+        """Return the frontend of texts that begin and end with ``END``, which the tokenizer gets if
+        it lacks it."""
         end = AddedToken(END, special=True, normalized=False)
-        options: dict[str, Any] = {"bos_token": end, "eos_token": end}
+        self.inner.add_special_tokens([end])
+        begin = (END, self.inner.token_to_id(END))
+        self.inner.post_processor = processors.TemplateProcessing(
+            single=f"{END} $A", pair=f"{END} $A $B", special_tokens=[begin]
+        )
         made = transformers().PreTrainedTokenizerFast(
-            tokenizer_object=self.inner, clean_up_tokenization_spaces=False, **options
+            tokenizer_object=self.inner,
+            bos_token=end,
+            eos_token=end,
+            clean_up_tokenization_spaces=False,
         )
         return HFText(made, device=device)
 
