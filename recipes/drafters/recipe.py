@@ -188,7 +188,7 @@ class DrafterRecipe:
             weight_decay=0.01,
             bfloat16_weights=True,
             log_every=max(1, steps // 10),
-            save_every=max(1, steps // 4),
+            save_every=max(1, steps // 20),
         )
         made = self._batches(data, size)
         fit_average(net, made, self.kind.loss, config, out=self.out / name, log=self.log)
