@@ -50,7 +50,7 @@ class EncodeOptions:
         device: device of the frontend.
         tokenizer: tokenizer of captions or texts: ``built-in``, the language of the modality;
             ``own``, one that is trained on them; a folder with one; or ``auto``, one that is
-            trained where the built-in language lacks one of them.
+            trained where the built-in language lacks most of them.
         vocab_size: most tokens of a tokenizer that is trained.
     """
 
@@ -94,13 +94,12 @@ def encode_folder(
     size = size_of(encoder, options.size, options.resize)
     sources = find_sources(folder, modality)
     choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
-    tokenizer = captions = None
-    if choice.is_own:
-        tokenizer = choice.tokenizer(dest, encoder, sources)
-        if modality == "text":
-            encoder = own_encoder(tokenizer, encoder)
-        else:
-            captions = Captions.fitted(tokenizer, sources)
+    tokenizer = choice.tokenizer(dest, encoder, sources)
+    captions = None
+    if tokenizer is not None and modality == "text":
+        encoder = own_encoder(tokenizer, encoder)
+    elif tokenizer is not None:
+        captions = Captions.fitted(tokenizer, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
     plan = {
         **about,
@@ -117,10 +116,10 @@ def encode_folder(
     shards = _shards(
         Encoding(encoder, size, captions), sources, dest, fingerprint(plan), options, progress
     )
+    reasons = {n: r for s in shards for n, r in s.skipped.items()}
     if not options.skip_unreadable:
-        refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
+        refuse_unreadable(reasons, len(sources), "" if choice.is_own else choice.reason)
     if not any(s.tokens for s in shards):
-        reasons = {n: r for s in shards for n, r in s.skipped.items()}
         raise GenError(
             f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
             f" {spelled_reasons(reasons, 3)}"
@@ -219,13 +218,13 @@ def _shard(
     return shard
 
 
-def refuse_unreadable(skipped: dict[str, str], total: int) -> None:
-    """Raise ``GenError`` with the names of all files that cannot be read."""
+def refuse_unreadable(skipped: dict[str, str], total: int, hint: str = "") -> None:
+    """Raise ``GenError`` with the names of all files that cannot be read, and a hint."""
     if skipped:
         raise GenError(
             f"{len(skipped)} of {plural(total, 'source')} cannot be read:"
             f" {spelled_reasons(skipped, 10)}. The others are encoded; --skip-unreadable leaves"
-            " these out"
+            f" these out{hint}"
         )
 
 

@@ -28,7 +28,7 @@ class Choice:
 
     Attributes:
         name: ``built-in``, ``own``, or the folder of a tokenizer.
-        reason: why, for people.
+        reason: why, or what else there is, for people.
         vocab_size: most tokens of one that is trained.
     """
 
@@ -42,7 +42,7 @@ class Choice:
 
         Args:
             asked: ``auto``, ``built-in``, ``own``, or a folder. ``auto`` trains one where the
-                modality's language lacks a caption, or a text.
+                modality's language lacks most captions or texts.
             vocab_size: most tokens of one that is trained.
             encoder: frontend of the media.
             sources: what is encoded.
@@ -68,10 +68,12 @@ class Choice:
         texts = texts_of(sources)
         if asked == AUTO:
             outside = [text for s in sources if (text := _outside(encoder, s)) is not None]
-            if not outside:
-                return cls(BUILT_IN)
+            stated = sum(s.condition is not None or s.line is not None for s in sources)
+            if 2 * len(outside) <= stated:  # misspelt ones are named
+                hint = "; --tokenizer own takes captions and texts as they are"
+                return cls(BUILT_IN, hint if outside else "")
             reason = (
-                f"{len(outside)} of {plural(len(texts), 'text')} are outside of the language of the"
+                f"{len(outside)} of {plural(stated, 'text')} are outside of the language of the"
                 f" built-in models, the first {cut(outside[0])!r}"
             )
             return cls(OWN, reason, vocab_size)
@@ -84,8 +86,11 @@ class Choice:
         """Whether captions or texts have another tokenizer than the modality's language."""
         return self.name != BUILT_IN
 
-    def tokenizer(self, dest: Path, encoder: Encoder, sources: list[Source]) -> TrainedTokenizer:
-        """Return the tokenizer that an encoding has begun with, or train or load it.
+    def tokenizer(
+        self, dest: Path, encoder: Encoder, sources: list[Source]
+    ) -> TrainedTokenizer | None:
+        """Return the tokenizer that an encoding has begun with, or train or load it; None for the
+        language of the modality.
 
         Args:
             dest: folder of the encoding.
@@ -95,6 +100,8 @@ class Choice:
         Raises:
             GenError: a folder without a tokenizer.
         """
+        if not self.is_own:
+            return None
         if (dest / FILE).is_file():
             return TrainedTokenizer.from_folder(dest)
         if self.name != OWN:

@@ -36,7 +36,7 @@ def add_encode(commands: Commands) -> None:
         help=(
             "tokenizer of the captions or texts: built-in (the language of the built-in models),"
             " own (trained on them), a folder with one, or auto: own where the built-in language"
-            " lacks one of them (auto)"
+            " lacks most of them (auto)"
         ),
     )
     parser.add_argument(
