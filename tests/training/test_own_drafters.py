@@ -129,6 +129,11 @@ def test_control_a_drafter_of_another_model_is_refused(root, tmp_path):
         pipe = gen.load("text", str(tmp_path / "E" / "model"), draft_model=folder(root, kind))
         with pytest.raises(GenError, match="trained for"):
             pipe(PROMPT, seed=0)
+    beside = tmp_path / "E" / "model-exit"  # found by no name of a folder
+    shutil.copytree(folder(root, "exit"), beside)
+    named = {"name": "speculative", "drafter": "exit"}
+    with pytest.raises(GenError, match="comes without a drafter of kind exit"):
+        gen.load("text", str(tmp_path / "E" / "model"))(PROMPT, named, seed=0)
     named = {"name": "speculative", "drafter": "eagle"}  # a kind that was not loaded
     with pytest.raises(GenError, match="comes without a drafter of kind eagle"):
         loaded(root, "exit")(PROMPT, named, seed=0)
