@@ -217,7 +217,9 @@ class Loop:
         if not path.is_file():
             return
         try:
-            saved = torch.load(path, weights_only=True, map_location=self.accelerator.device)
+            device = self.accelerator.device
+            where = "cpu" if device.type == "cpu" else device  # torch loads no weights to cpu:0
+            saved = torch.load(path, weights_only=True, map_location=where)
             load_trained(self.model, saved["model"])
             base = saved["base"]
         except Exception as error:  # the library raises bare exceptions for damaged files

@@ -118,8 +118,9 @@ class DrafterRecipe:
     def command(self, folder: Path) -> str:
         """Return a command line that samples with the drafter."""
         pipe, item = self.teacher.pipe, self.teacher.items[0]
-        words = ["gen", "sample", pipe.modality_name(), item.prompt, "--model", str(pipe.model)]
-        return shlex.join([*words, "--model-option", f"draft_model={folder}"])
+        words = ["gen", "sample", pipe.modality_name(), *filter(None, [item.prompt])]
+        words += ["--model", str(pipe.model), "--model-option", f"draft_model={folder}"]
+        return shlex.join(words)
 
     def sequences(self) -> Sequences:
         """Draw the target's sequences, or read those of an earlier part of the run.

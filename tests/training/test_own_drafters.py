@@ -129,6 +129,11 @@ def test_control_a_drafter_of_another_model_is_refused(root, tmp_path):
         pipe = gen.load("text", str(tmp_path / "E" / "model"), draft_model=folder(root, kind))
         with pytest.raises(GenError, match="trained for"):
             pipe(PROMPT, seed=0)
+    beside = tmp_path / "E" / "model-exit"  # found by no name of a folder
+    shutil.copytree(folder(root, "exit"), beside)
+    named = {"name": "speculative", "drafter": "exit"}
+    with pytest.raises(GenError, match="comes without a drafter of kind exit"):
+        gen.load("text", str(tmp_path / "E" / "model"))(PROMPT, named, seed=0)
     named = {"name": "speculative", "drafter": "eagle"}  # a kind that was not loaded
     with pytest.raises(GenError, match="comes without a drafter of kind eagle"):
         loaded(root, "exit")(PROMPT, named, seed=0)
@@ -220,6 +225,27 @@ def test_a_job_drafts_with_the_folder_and_notices_another_one_in_its_place(root,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ar", "eagle"])
+def test_a_model_of_captions_of_its_own_gets_a_drafter(kind, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    media = own_media.images(Path("media"), 12)
+    for number, caption in enumerate(sorted(media.glob("*.txt"))):
+        caption.write_text(f"ein Café mit {number % 3} Gästen")
+    encode_folder("image", media, "D")
+    done = train(make_training({**TINY, "data": "D", "out": "E"}, "here"), lambda _: None)
+    argv = ["--model", "E/model", "--kind", kind, "--out", "V", "--quick"]
+    with pytest.raises(GenError, match="captions of its own; expected gen train with objective"):
+        recipe(argv)
+    keys = {"objective": "drafter", "model": done["model"], "data": "D", "out": "W"}
+    keys["drafter"] = {"kind": kind, "quick": True}
+    made = train(make_training(keys, "here"), lambda _: None)
+    words = shlex.split(made["use"])[1:]
+    assert words[2].startswith("ein Café mit")
+    assert main([*words, "--out", "S", "--quiet"]) == 0 and main(["check", "S"]) == 0
+    assert "1 items not judged: no checker for this model" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_model_without_conditions_takes_no_prompt_and_no_checker_judges_it(tmp_path, capsys):
     media = own_media.images(tmp_path / "media", 8)
     for caption in media.glob("*.txt"):
@@ -232,7 +258,7 @@ def test_a_model_without_conditions_takes_no_prompt_and_no_checker_judges_it(tmp
     assert main(["check", str(tmp_path / "S")]) == 0
     out = capsys.readouterr().out
     assert "1 items not judged: no checker for this model" in out and "0.0%" not in out
-    prompted = ["a red circle" if word == "" else word for word in words]
+    prompted = [*words[:3], "a red circle", *words[3:]]
     assert main([*prompted, "--out", str(tmp_path / "T"), "--quiet"]) == 2
     assert "was trained without conditions" in capsys.readouterr().err
     job = {"modality": "image", "model": done["model"], "out": str(tmp_path / "J"), "seed": 4}

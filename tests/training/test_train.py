@@ -180,6 +180,31 @@ def test_three_times_ctrl_c_and_kill_9_lose_nothing(tokens, tmp_path):
     assert rows(tmp_path / "E") == rows(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_several_processes_stop_together_and_go_on(tokens, tmp_path):
+    """One of two processes is asked to stop."""
+    keys = [f"data={tokens}", "steps=30", "save_every=1000", "log_every=5", "batch_size=4"]
+    keys += ["model.width=32", "model.layers=1"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    run += ["--standalone", "-m", "gen", "train", "train/image-quick", *keys]
+
+    def command(out: str) -> list[str]:
+        return [*run, f"out={tmp_path / out}"]
+
+    with subprocess.Popen(command("E"), env=env, stderr=subprocess.PIPE, text=True) as process:
+        while "step 10/" not in (line := process.stderr.readline()) and line:
+            pass
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+    kept = torch.load(tmp_path / "E" / looping.CHECKPOINT, weights_only=True, map_location="cpu")
+    assert 10 <= kept["step"] < 30 and process.returncode != 0
+    again = subprocess.run(command("E"), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and f"resumed at step {kept['step']}\n" in again.stderr
+    subprocess.run(command("whole"), env=env, capture_output=True, check=True, timeout=300)
+    assert same(weights(tmp_path / "E"), weights(tmp_path / "whole"))
+
+
 def test_a_model_of_the_zoo_is_a_better_start_than_none(tokens, tmp_path):
     keys = {"steps": 2, "lr": 1e-5, "drop": 0.0}
     fresh = train(config(tokens, tmp_path / "fresh", **keys))

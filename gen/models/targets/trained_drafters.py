@@ -104,8 +104,10 @@ def read_facts(
         GenError: there is no such drafter, or it is of another kind.
     """
     asked = name or f"{target_name}-{kind}"
-    path = zoo().get(asked) or Path(asked).expanduser()
-    if not (path / "config.json").is_file():
+    path = zoo().get(asked)
+    if path is None and name is not None:  # folders are never guessed
+        path = Path(name).expanduser()
+    if path is None or not (path / "config.json").is_file():
         if name is None:
             raise GenError(
                 f"{target_name or 'the model'} comes without a drafter of kind {kind}; expected"
