@@ -27,6 +27,7 @@ LASTING = (
 # Engine options that only ask for machines. Any other one may run commands (``local_setup`` of
 # slurm, ``runtime_env`` of ray) or send the job elsewhere (``address`` of ray).
 SLURM = "partition account qos constraint array_parallelism time mem exclude gres max_num_timeout"
+MOST_WORKERS = 4096
 MAY_RUN_CODE = ("sampler", "model_options", "sweep", "jobs")
 REMOTE_CODE = "trust_remote_code"
 HARMLESS = (
@@ -145,6 +146,8 @@ def make_run(values: Mapping[str, Any], locations: Mapping[str, str], where: str
             and (not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < 1)
         ):
             raise bad_value(key, v[key], "an integer of at least 1", at(key))
+    if v.get("workers", 1) > MOST_WORKERS:
+        raise bad_value("workers", v["workers"], f"at most {MOST_WORKERS}", at("workers"))
     if "engine_options" in v:
         v["engine_options"] = plain(v["engine_options"])
     run = Run(**v)

@@ -27,6 +27,7 @@ from gen.core.errors import GenError, bad_type, hint, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
+from gen.models.load.fields import check_fields, require_regular
 from gen.models.load.generation_config import GENERATION
 from gen.models.load.gguf import ENDING as GGUF
 from gen.models.load.gguf import GgufFile
@@ -131,6 +132,7 @@ class CheckpointFiles:
         cls, name: str | Path, path: Path, hub: HubOptions, commit: str | None = None
     ) -> CheckpointFiles:
         """Return the checkpoint of a folder or file, or of the saved pipeline in a folder."""
+        require_regular(path, str(name))
         saved, gguf_file = read_saved(path), hub.gguf_file
         if saved is not None:
             path, gguf_file = saved.model, gguf_file or saved.options.get("gguf_file")
@@ -179,7 +181,7 @@ class CheckpointFiles:
         note_file(path)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise GenError(
                 f"the config of model {self.name} cannot be read: {relative}: {error}"
             ) from None
@@ -188,6 +190,7 @@ class CheckpointFiles:
                 f"the config of model {self.name} cannot be read: {relative} holds a"
                 f" {type(found).__name__}; expected an object"
             )
+        check_fields(found, relative, self.name)
         return {**stated, **found}
 
     def has(self, *patterns: str) -> bool:

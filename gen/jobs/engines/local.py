@@ -68,7 +68,8 @@ def run(
         return worker.run_worker(folder, job=job, load=load, progress=progress, stop=stop)
     refuse_load("local", load)
     before = tally(folder)
-    crew = Crew(folder, job, progress, stop)
+    workers = min(workers, max(1, before.items))  # another one would find nothing to do
+    crew = Crew(folder, job, workers, progress, stop)
     try:
         watch(folder, Begun(progress), crew.over)
     finally:
@@ -80,15 +81,17 @@ class Crew:
     """Child processes, each one a worker. Starting them raises ``GenError`` where their logs cannot
     be written."""
 
-    def __init__(self, folder: Path, job: Job, progress: Silent, stop: Callable[[], bool]):
+    def __init__(
+        self, folder: Path, job: Job, workers: int, progress: Silent, stop: Callable[[], bool]
+    ):
         self.progress, self.stop, self.told, self.reasons = progress, stop, False, []
         self.codes: list[int | None] = []
         self.children: list[subprocess.Popen] = []
         self.logs: list[tuple[Path, int]] = []
         environ = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job.run.workers)))
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // workers)))
         try:
-            for slot in range(job.run.workers):
+            for slot in range(workers):
                 device = own_device("cuda", slot) if wants_cuda(job) else None
                 self._start(folder, slot, command(folder, slot, device), environ)
         except BaseException:

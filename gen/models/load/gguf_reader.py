@@ -73,9 +73,13 @@ def _reader(library: ModuleType) -> type:
             self._data = mapped.view(np.ndarray)
 
         def _get_field_parts(self, start: int, raw: int) -> tuple[int, list, list, list]:
-            if raw != array or self.byte_order != "I":
+            if raw != array:
                 return super()._get_field_parts(start, raw)
             at, data = start + 12, self._data
+            if int(self._get(start + 4, np.uint64)[0]) > len(data) - at:
+                raise ValueError(f"an array at byte {start} has more entries than the file bytes")
+            if self.byte_order != "I":
+                return super()._get_field_parts(start, raw)
             kind, count = struct.unpack_from("<IQ", data, start)
             parts = [self._get(start, np.uint32), self._get(start + 4, np.uint64)]
             if kind == kinds.STRING and count:
@@ -92,6 +96,8 @@ def _reader(library: ModuleType) -> type:
             if scalar is None or not count:
                 return super()._get_field_parts(start, raw)
             values = self._get(at, scalar, count)
+            if len(values) < count:
+                raise ValueError(f"an array at byte {start} ends behind the file")
             parts += [values[i : i + 1] for i in range(count)]
             return 12 + values.nbytes, parts, list(range(2, 2 + count)), [array, kinds(kind)]
 

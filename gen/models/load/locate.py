@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from gen.core.errors import GenError, bad_type, unknown
 from gen.models.load.libraries import LOADING, transformers
@@ -147,19 +145,10 @@ def readable(kind: str, path: str | Path):
 
     try:
         yield
-    except GenError:
+    except (GenError, MemoryError):
         raise
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        EOFError,
-        SafetensorError,
-        UnpicklingError,
-    ) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # of a foreign file, loaders raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise GenError(f"the weights of {kind} {path} cannot be read: {reason[:300]}") from None
 
 

@@ -63,7 +63,11 @@ def read_adapter(folder: str | Path, hub: HubOptions = HUB) -> dict[str, LowRank
             other.append(key)
             continue
         layer = key.removeprefix(PREFIX).removesuffix(end)
-        parts.setdefault(layer, {})[ENDS[end]] = weights[key].double()
+        parts.setdefault(layer, {})[ENDS[end]] = numbers = weights[key].double()
+        if not numbers.isfinite().all():
+            raise GenError(
+                f"adapter {folder} has NaN or infinity in {key}; expected finite numbers"
+            )
     halves = [layer for layer, pair in parts.items() if len(pair) < 2]
     if other or halves or not parts:
         named = ", ".join(sorted([*other, *halves])[:SHOWN]) or "no tensors"

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from gen.core.errors import GenError
 from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
+from gen.models.load.fields import check_fields, check_layers
 from gen.models.load.gguf import GgufFile
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.reads import note_file, note_folder, note_network
 from gen.models.load.tensor_parallel import Ranks
-from gen.models.load.weights import require_fit, weight_files
+from gen.models.load.weights import require_fit, require_inside, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -61,6 +63,7 @@ def pretrained(
         more |= gguf.keywords
     elif is_local and (more.get("variant") or not _has_weight_files(folder)):
         weight_files(folder, more.get("variant"))  # raises the error that lists expected files
+    _check_sizes(folder, gguf, str(name or path))
     options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
     if device_map is not None:
         options["device_map"] = device_map
@@ -134,6 +137,30 @@ def _stored_quantization(folder: Path) -> dict[str, Any]:
     return config.get("quantization_config") or {}
 
 
+def _check_sizes(folder: Path, gguf: GgufFile | None, name: str) -> None:
+    """Refuse a config with more layers than the weights have tensors, and indices that name files
+    elsewhere. Raises ``GenError``."""
+    if not folder.is_dir():
+        return
+    if gguf is not None:
+        check_layers(gguf.config.to_dict(), len(gguf.header.tensors), gguf.path.name, name)
+        return
+    stored = sorted(folder.glob("*.safetensors"))
+    for index in folder.glob("*.index.json"):
+        with readable("index", index):
+            named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
+            require_inside(index, set(named))
+    if not stored:
+        return
+    with readable("model", name):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = 0
+        for file in stored:
+            with safe_open(file, "pt") as opened:
+                tensors += len(opened.keys())
+    check_layers(config, tensors, "config.json", name)
+
+
 def _has_weight_files(folder: Path) -> bool:
     """Check for any weights: folders may hold several files of one model, as shards or in several
     precisions."""
@@ -156,11 +183,17 @@ def tokenizer_of(
     for file in TOKENIZER_FILES if gguf is not None else ():  # which come before those in it
         if (Path(path) / file).is_file():
             note_file(Path(path) / file)
+    stated = Path(path) / "tokenizer_config.json"
     try:
+        if stated.is_file():
+            said = json.loads(stated.read_text(encoding="utf-8"))
+            check_fields(said, stated.name, str(name or path))
         if gguf is not None:
             return gguf.tokenizer(**more)
         with quiet():
             return transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, **more)
+    except GenError:
+        raise
     except Exception as error:  # the library raises bare Exceptions
         reason = " ".join(str(error).split())[:200]
         raise GenError(

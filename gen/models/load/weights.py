@@ -89,6 +89,7 @@ def _files_of_index(index: Path) -> list[Path]:
     """Return the files of an index of shards. Raises ``GenError`` for one that is missing."""
     with readable("index", index):
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    require_inside(index, names)
     for name in names:
         if not (index.parent / name).is_file():
             raise GenError(
@@ -96,6 +97,13 @@ def _files_of_index(index: Path) -> list[Path]:
                 " index"
             )
     return [index.parent / n for n in names]
+
+
+def require_inside(index: Path, names: Iterable[Any]) -> None:
+    """Refuse an index of shards that names files elsewhere than beside it. Raises ``GenError``."""
+    for name in names:
+        if not isinstance(name, str) or name != Path(name).name or name in ("", ".."):
+            raise GenError(f"{index} names {name!r}; expected the name of a file beside it")
 
 
 class LazyWeights(Mapping[str, Tensor]):
