@@ -267,16 +267,15 @@ def corpus(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("objective", ["causal", "masked"])
+@pytest.mark.parametrize("objective", ["causal", pytest.param("masked", marks=pytest.mark.slow)])
 def test_a_corpus_trains_a_text_model_of_its_own_tokenizer(objective, corpus, tmp_path):
     assert json.loads((corpus / "D" / "manifest.json").read_text())["samples"] == 40
-    steps = {"causal": 60, "masked": 150}[objective]
+    steps = {"causal": 60, "masked": 300}[objective]
     keys = {"objective": objective, "steps": steps, "lr": 0.01, "batch_size": 8}
     done = run(corpus / "D", tmp_path / "E", **keys)
     pipe = gen.load("text", done["model"])
     assert pipe.config["protocols"] == [objective]
-    sampler = {"causal": "autoregressive", "masked": {"name": "maskgit", "steps": 16}}[objective]
-    made = pipe(num_samples=6, seed=0, sampler=sampler).media
+    made = pipe(num_samples=6, seed=0).media
     assert sum(text in ("Der Hund läuft.", "まる 🎈 まる") for text in made) >= 4
     if objective == "causal":
         assert pipe("Der", seed=0, temperature=0).media[0] == " Hund läuft."
