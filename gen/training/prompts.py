@@ -19,7 +19,7 @@ from gen.training.sources import Source
 AUTO, BUILT_IN, OWN = "auto", "built-in", "own"
 VOCAB_SIZE = 2048
 MOST = 256  # tokens of a caption
-STEP = 8  # slots of a prompt come in such numbers
+ROOM, STEP = 32, 8  # slots of the shortest prompts, and the numbers they come in
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ class Captions:
 
     @classmethod
     def fitted(cls, tokenizer: TrainedTokenizer, sources: list[Source]) -> Self:
-        """Return prompts with room for the longest caption, and for a quarter more: words that the
+        """Return prompts with room for the longest caption, and for half more: words that the
         tokenizer has not seen take more tokens."""
         counts = [len(tokenizer.ids(text)) for text in texts_of(sources)]
         longest = max((n for n in counts if n <= MOST), default=1)
-        slots = -(-(longest + longest // 4 + STEP) // STEP) * STEP
-        return cls(tokenizer, min(MOST, slots))
+        slots = -(-(longest + longest // 2) // STEP) * STEP
+        return cls(tokenizer, max(ROOM, min(MOST, slots)))
 
     @classmethod
     def read(cls, folder: Path, about: dict[str, Any]) -> Self:
