@@ -62,8 +62,7 @@ PASSES = (
     "batch_invariant",
     "cuda_graphs",
 )  # options that change forward passes; gen's own models take them
-# options that need no named model
-WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})
+WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})  # need no named one
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES, "draft_model",
 )  # fmt: skip
