@@ -46,6 +46,10 @@ class FreePrompts:
         return self.checkpoint.sampling
 
     @property
+    def needs_prompt(self) -> bool:
+        return self.checkpoint.needs_prompt
+
+    @property
     def accepts(self) -> frozenset[str]:
         return self.checkpoint.accepts
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.contracts.modality_of import modality_of
 from gen.core.errors import unknown
 from gen.modalities.image import captions as shapes
 from gen.modalities.speech import synth as spoken
@@ -109,12 +110,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="zoo name or folder of a causal model")
-    parser.add_argument("--modality", default=None, help="the first word of the model's name")
+    parser.add_argument("--modality", default=None, help="the one that the model's config states")
     parser.add_argument("--generated", type=int, default=326, help="conditions (326)")
     parser.add_argument("--rendered", type=int, default=0, help="rendered images (0)")
     parser.add_argument("--offsets", type=json.loads, default=None, help="such as [[-1,0],[0,-1]]")
     args = parser.parse_args(argv)
-    modality = args.modality or Path(args.model).name.split("-")[0]
+    modality = args.modality or modality_of(args.model)
     if modality not in CONDITIONS:
         raise unknown("modality", modality, CONDITIONS, "the modalities with tables")
     pipe = Pipeline(modality, args.model)

@@ -22,6 +22,8 @@ def encode(args: argparse.Namespace) -> int:
         args.skip_unreadable,
         args.shard_items,
         args.device,
+        args.tokenizer,
+        args.vocab_size,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

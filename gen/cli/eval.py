@@ -1,4 +1,4 @@
-"""``gen eval``: metrics of a job folder."""
+"""``gen eval``: metrics of a job folder, and the held-out loss of a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gen.core.tables import EMPTY, columns
 from gen.eval.geneval import write_geneval
 from gen.eval.metric import parse_metrics
 from gen.eval.run import evaluate
+from gen.training.held_out import held_out_loss
 
 
 def evaluate_folder(args: argparse.Namespace) -> int:
@@ -20,6 +21,8 @@ def evaluate_folder(args: argparse.Namespace) -> int:
     check_int("--workers", args.workers, 1)
     if args.write_geneval is not None:
         return _write_geneval(args)
+    if args.held_out is not None:
+        return _held_out(args)
     if args.metrics is None:
         raise GenError("--metrics is missing; expected names separated by commas (gen ls metrics)")
     metrics = parse_metrics(args.metrics, args.overrides or ())
@@ -49,6 +52,21 @@ def _write_geneval(args: argparse.Namespace) -> int:
         if found["broken"]:
             print(f"{found['broken']} items have no image (gen check names them)")
     return 1 if found["broken"] else 0
+
+
+def _held_out(args: argparse.Namespace) -> int:
+    if args.metrics is not None or args.reference is not None or args.overrides:
+        raise GenError(
+            "--held-out measures a model and no media; expected it without --metrics, --reference"
+            " and parameters of metrics"
+        )
+    found = held_out_loss(args.folder, args.held_out, args.device or "cpu")
+    if args.json:
+        print(json.dumps(found))
+    else:
+        rows = [("figure", "value"), *((key, _value(value)) for key, value in found.items())]
+        print(columns(rows))
+    return 0
 
 
 def _print_results(results: dict[str, Any]) -> None:

@@ -31,7 +31,9 @@ from gen.jobs.rank import process_rank
 from gen.jobs.run import join_job, run_job
 from gen.jobs.signals import STOPPED, stoppable
 from gen.media.kinds import EXTENSIONS
+from gen.modalities.own_captions import modality_of_model
 from gen.models.load.hub import NotCached
+from gen.models.load.locate import locate, read_config
 from gen.store.ledger import read_plan, read_rows
 
 
@@ -244,7 +246,11 @@ def _dry_run(job: Job) -> int:
             except NotCached:
                 modality = AnyPrompt(None)
             else:
-                modality = AnyPrompt(family_of(files, entry.modality)) if files else modality
+                if files:
+                    modality = AnyPrompt(family_of(files, entry.modality))
+                else:
+                    config, folder = read_config(entry.model), Path(locate(entry.model))
+                    modality = modality_of_model(modality, entry.model, config, folder)
         return SimpleNamespace(modality=modality)
 
     plan = make_plan(job, pipe_of, models)

@@ -96,11 +96,11 @@ def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, An
     made: list[str | dict[str, Any]] = []
     first: dict[str, int] = {}
     for i, got in enumerate(prompts):
-        if not isinstance(got, Mapping) and (not isinstance(got, str) or not got.strip()):
+        if not isinstance(got, Mapping) and (not isinstance(got, str) or got.isspace()):
             raise bad_value(
                 f"prompts.{i}",
                 got,
-                "a non-empty text (quote it if YAML reads it as something else)",
+                "a text (quote it if YAML reads it as something else)",
                 where,
             )
         try:

@@ -226,9 +226,11 @@ def _resolve(
         EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
         raise GenError(f"{error} ({location})") from None
-    if all(v[key] is None for key in PROMPTS):
-        raise bad_value("prompts", None, "at least one prompt", at("prompts"))
     v["sampler"], v["sampling"], usual = _resolve_sampler(v, locations, location)
+    if usual.needs_prompt:
+        _require_prompts(v, at("prompts"))
+    elif all(v[key] is None for key in PROMPTS):
+        v["prompts"] = [""]
     v["dtype"] = v["dtype"] if "dtype" in locations else usual.dtype
     foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
@@ -236,6 +238,16 @@ def _resolve(
     if foreign:
         entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
+
+
+def _require_prompts(v: Mapping[str, Any], where: str) -> None:
+    """Raise ``GenError`` for a job without prompts, or with an empty one, for a model that reads
+    them."""
+    if all(v[key] is None for key in PROMPTS):
+        raise bad_value("prompts", None, "at least one prompt", where)
+    for i, row in enumerate(v["prompts"] or ()):
+        if row == "":
+            raise bad_value(f"prompts.{i}", row, "a text that is not empty", where)
 
 
 def _model_options(

@@ -8,6 +8,7 @@ from typing import Any
 
 from gen.config.canonical import nested, plain
 from gen.config.yaml_text import load_yaml
+from gen.contracts.draft_model import draft_name
 from gen.core.errors import GenError, bad_type, bad_value
 
 LOADED = (
@@ -28,8 +29,8 @@ def checked_options(options: Mapping[str, Any], name: str, where: str) -> dict[s
         where: file or flag that they came from.
 
     Raises:
-        GenError: a token, which is a secret, a key that stands beside the options, or adapters
-            that are no folders.
+        GenError: a token, which is a secret, a key that stands beside the options, or adapters or
+            a draft model that are no folders.
     """
     if not isinstance(options.get("token", True), bool):
         raise GenError(
@@ -40,6 +41,8 @@ def checked_options(options: Mapping[str, Any], name: str, where: str) -> dict[s
         raise GenError(f"{name}.{own[0]} is given in {where}; expected {own[0]} outside {name}")
     try:
         adapter_folders(options.get("adapters"))
+        if options.get("draft_model") is not None:
+            draft_name(options["draft_model"])
     except GenError as error:
         raise GenError(f"{name}.{error} ({where})") from None
     return plain(options)

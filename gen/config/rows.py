@@ -38,7 +38,7 @@ class Row:
     """Row of input.
 
     Attributes:
-        prompt: the text; empty where the condition has other parts alone.
+        prompt: the text; empty where the condition has other parts alone, or none.
         line: of a file, from 1; in a list, its index.
         sampler: parameters of this row over those of its entry.
         sampling: sampling parameters of this row over those of its entry.
@@ -108,8 +108,8 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
     prompt = v.get("prompt", "" if condition else None)
     if prompt is None:
         raise GenError("there is no prompt; expected a text under 'prompt'")
-    if not isinstance(prompt, str) or not (prompt.strip() or condition):
-        raise bad_value("prompt", prompt, "a text that is not empty")
+    if not isinstance(prompt, str) or (prompt.isspace() and not condition):
+        raise bad_value("prompt", prompt, "a text")
     if len(v) > 1:
         _check_types(v)
     start = {

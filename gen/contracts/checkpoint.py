@@ -64,9 +64,9 @@ PASSES = (
     "batch_invariant",
     "cuda_graphs",
 )  # options that change forward passes; gen's own models take them
-WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs"})  # options that need no named model
+WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})  # need no named one
 OF_EVERY_FAMILY = (
-    *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES,
+    *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES, "draft_model",
 )  # fmt: skip
 CONFIGS = ("config.json", "model_index.json", "gen.json")
 
@@ -395,6 +395,7 @@ class Checkpoint(ABC):
         binding: token space and prompts.
         sampling: default sampling parameters of the family. Where they differ between its
             checkpoints, ``sampling_of`` reads them from the files.
+        needs_prompt: whether a call without a prompt is refused.
         settled: options whose values were taken from the names of files or folders.
         reads: what loading it read.
         ranks: processes that hold its network together; None where it is whole in this one.
@@ -418,6 +419,7 @@ class Checkpoint(ABC):
     binding: Binding
     sampling: Mapping[str, Any] = {}
     settled: Mapping[str, Any] = {}
+    needs_prompt: bool = True
     reads: Reads
     ranks: Ranks | None = None
     tool_format: ToolFormat | None = None

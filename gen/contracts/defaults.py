@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
-from gen.contracts.modality import Modality
+from gen.contracts.draft_model import DRAFTING, DraftModel
+from gen.contracts.modality import BUILT_IN, CONDITIONS, NOTHING, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -48,6 +49,9 @@ class Defaults:
         protocols: protocols of the model that was named; empty where none was.
         model_kind: ``codes`` or ``latents``, the kind of the model that was named.
         dtype: floating-point type of a model that is named without one.
+        draft: draft model that the model is loaded with.
+        needs_prompt: whether the model reads prompts in the language of the modality, or of its
+            family; the empty one is none.
     """
 
     modality: str
@@ -58,6 +62,8 @@ class Defaults:
     protocols: tuple[str, ...] = ()
     model_kind: str | None = None
     dtype: str = "float32"
+    draft: DraftModel | None = None
+    needs_prompt: bool = True
 
     @classmethod
     def of(
@@ -99,34 +105,45 @@ class Defaults:
             modality: a registered modality.
             model: zoo name, folder, file or hub id; None for the modality's own models. One that
                 cannot be found has the modality's defaults.
-            options: options of the model's family.
+            options: options that the model is loaded with.
             where: file or flag that the names came from, for messages.
 
         Raises:
-            GenError: the modality is unknown, or no family knows the model's files.
+            GenError: the modality is unknown, no family knows the model's files, or there is no
+                such draft model.
         """
         own: type[Modality] = registry.get("modality", modality, where)
+        hub, draft = HubOptions.among(options or {}), (options or {}).get("draft_model")
         if model is None:
-            return cls.of(own, own.default_sampling)
+            found = cls.of(own, own.default_sampling)
+            return found if draft is None else replace(found, draft=DraftModel.find(draft, hub))
         try:
-            files = CheckpointFiles.find(model, HubOptions.among(options or {}).of(str(model)))
+            files = CheckpointFiles.find(model, hub.of(str(model)))
         except GenError:  # a loader of the caller's own may know it; any other one refuses it
             return cls.of(own, own.default_sampling)
         saved = files.saved
         dtype = cls.dtype if saved is None else saved.dtype
+        if draft is None and saved is not None:
+            draft = saved.options.get("draft_model")
+        more = {"dtype": dtype, "draft": None if draft is None else DraftModel.find(draft, hub)}
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            return replace(cls.of(own, own.default_sampling, protocols, kind), dtype=dtype)
+            said = dict(own.default_sampling)
+            if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
+                said.pop("guidance_scale", None)
+            needs = files.config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+            return replace(cls.of(own, said, protocols, kind), needs_prompt=needs, **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
         # parameters that suit the embedded models need not suit a published one
         found = cls.of(own, said, family.protocols_of(files), family.kind)
         samplers = {**found.samplers, **family.default_samplers}
-        return replace(found, models={}, samplers=samplers, masked_params={}, dtype=dtype)
+        return replace(found, models={}, samplers=samplers, masked_params={}, **more)
 
     def sampler(self, part: str = "") -> str:
         """Return the default sampler: the one of the model's protocol and kind, or of the first
-        model that the modality has for the part.
+        model that the modality has for the part. With a draft model it is one that drafts, where
+        the model's protocol has one.
 
         Args:
             part: part of the condition that decides which of the modality's models serves it.
@@ -142,6 +159,8 @@ class Defaults:
             order = [key for key in keys if key in self.samplers]
         else:
             order = [key for key in self.samplers if key in served or not served]
+        if order and self.draft is not None:
+            return DRAFTING.get(order[0], self.samplers[order[0]])
         if order:
             return self.samplers[order[0]]
         raise GenError(
@@ -199,6 +218,8 @@ class Defaults:
         if isinstance(sampler, Sampler):
             return spec
         cls = sampler_class(spec)
+        if self.draft is not None:
+            spec = self.draft.completed(spec)
         if cls.wraps:
             preset = preset_of(spec)
             base = spec.get("base", preset.params.get("base") if preset else None)

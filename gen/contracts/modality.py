@@ -19,6 +19,11 @@ from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
 from gen.core.tool_calls import ToolFormat
 
+# key of the config of a model of gen's own architectures: what it was trained with
+CONDITIONS = "conditions"
+# the language of the modality (where there is no key), captions of a tokenizer, or no condition
+BUILT_IN, CAPTIONS, NOTHING = "modality", "captions", "none"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -81,6 +86,7 @@ class Modality(ABC):
             eos token is a token like any other.
         edited_by: ``mask`` or ``span``, the region of an edit.
         frame_rate: frames per second of clips; files of another rate are resampled.
+        needs_prompt: whether a call without a prompt is refused.
     """
 
     name: ClassVar[str]
@@ -108,6 +114,7 @@ class Modality(ABC):
     length_first: ClassVar[bool] = True
     edited_by: ClassVar[str] = "mask"
     frame_rate: float = 8.0
+    needs_prompt: bool = True
 
     # --- conditions
 

@@ -1,8 +1,10 @@
-"""Models whose prompts a modality's checker knows: gen's own architectures, and no others."""
+"""Models whose prompts a modality's checker knows: those of gen's own architectures that were
+trained with conditions of the modality's language, and no others."""
 
 from __future__ import annotations
 
-from gen.contracts.checkpoint import published
+from gen.contracts.checkpoint import CheckpointFiles
+from gen.contracts.modality import BUILT_IN, CONDITIONS
 from gen.core.errors import GenError
 from gen.models.load.hub import HubOptions, NotCached
 from gen.models.load.locate import zoo
@@ -21,7 +23,10 @@ def no_checker(model: str | None) -> str | None:
     if model is None or model in zoo():
         return None
     try:
-        foreign = published(model, HubOptions(local_files_only=True)) is not None
+        files = CheckpointFiles.find(model, HubOptions(local_files_only=True))
+        foreign = not files.embedded
+        if files.embedded and files.config.get(CONDITIONS, BUILT_IN) != BUILT_IN:
+            return f"{ADVICE}: {model} was trained on media of its own"
     except NotCached:
         foreign = True
     except GenError:

@@ -46,6 +46,7 @@ def hub_of(entry: Entry, name: str) -> HubOptions:
 def models_of(entry: Entry) -> Iterator[tuple[str, HubOptions, str]]:
     """Yield name, hub options and label of every model and adapter that an entry names."""
     named = {entry.model, *draft_models(entry.sampler.get("draft_model"))}
+    named |= {entry.model_options.get("draft_model")}
     adapters = entry.model_options.get("adapters")
     named |= set(adapters.values() if isinstance(adapters, Mapping) else [adapters])
     for name in sorted(n for n in named if n):

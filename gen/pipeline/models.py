@@ -25,12 +25,15 @@ from gen.contracts.checkpoint import (
     options_of,
 )
 from gen.contracts.defaults import Defaults
+from gen.contracts.draft_model import DraftModel
 from gen.contracts.frontend import TokenFrontend, Vocabulary, codebook_digest
 from gen.contracts.modality import Binding, Modality
+from gen.contracts.modality_of import require_modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.modalities.own_captions import modality_of_model
 from gen.models.adapters.batch_invariant import Product
 from gen.models.adapters.captured import Captured
 from gen.models.load.hub import HUB_KEYWORDS, HubOptions
@@ -88,6 +91,7 @@ class ModalityModels:
         cuda_graphs: whether forward passes are captured as CUDA graphs.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
+        draft_model: draft model of samplers that name none; None for the modality's own.
     """
 
     def __init__(
@@ -120,6 +124,8 @@ class ModalityModels:
             dtype = saved.dtype if dtype is None else dtype
             hub = HubOptions.among(options)
         options = {k: v for k, v in options.items() if k not in HUB_KEYWORDS}
+        draft = options.pop("draft_model", None)
+        self.draft_model = None if draft is None else DraftModel.find(draft, hub)
         placement = {k: options.pop(k, None) for k in PLACEMENT}
         self._load_options = LoadOptions(
             picked,
@@ -154,6 +160,7 @@ class ModalityModels:
             "trust_remote_code": how.trust_remote_code,
             "quantization": how.quantization and how.quantization.plain,
             "adapters": how.adapters,
+            "draft_model": self.draft_model and self.draft_model.name,
             "sparse_prefill": self.sparse_prefill and self.sparse_prefill.plain,
             "batch_invariant": self.batch_invariant,
             "cuda_graphs": self.cuda_graphs,
@@ -242,8 +249,12 @@ class ModalityModels:
                 f" none: they are for published checkpoints.{hint(others[0], LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
-            read_config(self._local(self.model))  # an unknown name fails here, not after a batch
-            self._require_modality(self.model)
+            config = read_config(self._local(self.model))  # an unknown name fails here
+            files = self.files(self.model)
+            require_modality(self.modality, self.model, files)
+            self.modality = modality_of_model(self.modality, self.model, config, files.folder)
+        if self.draft_model is not None:
+            self._check_draft(self.draft_model)
 
     def _allowed(self) -> set[str]:
         """Return the options that a model of gen's own architectures may get: those of its
@@ -257,17 +268,16 @@ class ModalityModels:
         allowed = {*HUB_KEYWORDS, *WITHOUT_MODEL} - refused
         return allowed | set(changing if self.model is not None else ())
 
-    def _require_modality(self, name: str) -> None:
-        """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
-        if name in self.modality.frontends.values():
-            raise bad_value("model", name, "a model; it is the frontend of models")
-        for other, cls in registry.table("modality").items():
-            owned = {*cls.models.values(), *cls.frontends.values()}
-            if other != self.modality.name and name in owned:
-                raise GenError(
-                    f"{name} is a model of modality {other!r}; expected one of"
-                    f" {self.modality.name!r}: {', '.join(self.modality.models.values())}"
-                )
+    def _check_draft(self, draft: DraftModel) -> None:
+        """Raise ``GenError`` for a draft model of another modality or of other tokens."""
+        if draft.kind is None and self.files(draft.name).embedded:
+            require_modality(self.modality, draft.name, self.files(draft.name), "draft_model")
+        size = None if self.model is None else self.files(self.model).config.get("vocab_size")
+        if None not in (size, draft.vocab_size) and size != draft.vocab_size:
+            raise GenError(
+                f"draft_model {draft.name} has {draft.vocab_size} token ids; expected {size}, those"
+                f" of model {self.model}"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -376,7 +386,8 @@ class ModalityModels:
     def defaults(self) -> Defaults:
         """Sampler and parameters of a request that names none."""
         served = ((), None) if self.model is None else self.serves(self.model)
-        return Defaults.of(self.modality, self.modality.default_sampling, *served)
+        found = Defaults.of(self.modality, self.modality.default_sampling, *served)
+        return replace(found, draft=self.draft_model)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -497,12 +508,13 @@ class ModalityModels:
     def draft_names(self, sampler: SamplerSpec, part: str = "") -> list[str]:
         """Return the names of a sampler's draft models: its own, or the modality's.
 
-        The modality's is taken from beside the model, if it lies there. ``part``: as of
-        ``model_name``.
+        A sampler that names none has the one that the pipeline was loaded with, or the modality's,
+        which is taken from beside the model, if it lies there. ``part``: as of ``model_name``.
         """
         resolved = resolve_sampler(sampler)[0]
         other, found = resolved.draft_protocol, []
-        for name in resolved.draft_names:
+        own = None if self.draft_model is None else self.draft_model.model
+        for name in (own if name is None else name for name in resolved.draft_names):
             if name is None:
                 kind = self.defaults.kind(sampler, part)
                 key = model_key(other or resolved.protocol, kind, not other, part)

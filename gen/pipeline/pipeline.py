@@ -95,7 +95,10 @@ class Pipeline(PreparedModels, ScoredModels):
             it in 16-bit types too.
         cuda_graphs: capture forward passes of language models as CUDA graphs, on first use of each
             number of rows and columns (``gen.models.adapters.captured``).
-        options: options of the checkpoint's family (``gen ls families``).
+        options: options of the checkpoint's family (``gen ls families``), and ``draft_model``: zoo
+            name, folder or hub id of a smaller model, or folder of a trained drafter
+            (``gen.recipes.drafters``), for samplers that draft and name none. A call that names no
+            sampler then drafts with it.
 
     Raises:
         GenError: an unknown name, device, dtype or option.
@@ -183,7 +186,10 @@ class Pipeline(PreparedModels, ScoredModels):
         Raises:
             GenError: anything that cannot be done.
         """
-        conditions = read_prompts(prompts, options.pop("prompt", None))
+        prompt = options.pop("prompt", None)
+        if prompts is None and prompt is None and not self.modality.needs_prompt:
+            prompt = ""
+        conditions = read_prompts(prompts, prompt)
         keywords = dict(options)
         count = read_count(num_samples, options)
         limits = read_limits(options, len(conditions))
@@ -508,6 +514,7 @@ def load(
     sparse_prefill: Any = None,
     batch_invariant: bool = False,
     cuda_graphs: bool = False,
+    draft_model: str | Path | None = None,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -529,15 +536,13 @@ def load(
         quantization: ``int8`` or ``int4`` weights, by torchao, and so on; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
-        batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
-            see ``Pipeline``.
+        batch_invariant: tokens of any dtype depend on no batch, order or window; see ``Pipeline``.
         cuda_graphs: replay forward passes of language models as CUDA graphs; see ``Pipeline``.
+        draft_model: smaller model, or trained drafter, that calls draft with; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
-            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
-            ``variant``, ``gguf_file`` and ``local_files_only``
-            (``gen.models.load.hub.HubOptions``),
-            ``max_memory``, ``offload_folder``, ``attn_implementation`` and ``tp``
-            (``gen.contracts.checkpoint.LoadOptions``).
+            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``, ``variant``,
+            ``gguf_file``, ``local_files_only`` (``gen.models.load.hub.HubOptions``), and those of
+            ``gen.contracts.checkpoint.PLACEMENT``.
 
     Raises:
         GenError: an unknown name, device, dtype or option.
@@ -551,6 +556,7 @@ def load(
     options |= {"quantization": quantization, "adapters": adapters, "compile": compile}
     options |= {"sparse_prefill": sparse_prefill, "batch_invariant": batch_invariant}
     options["cuda_graphs"] = cuda_graphs
+    options |= {} if draft_model is None else {"draft_model": draft_model}
     chosen = torch_dtype if dtype is None else dtype
     return Pipeline(modality, model, device, chosen, device_map, trust_remote_code, **options)
 

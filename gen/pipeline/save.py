@@ -5,7 +5,8 @@ options of the model's family. A published checkpoint is saved in its published 
 that loading it read are copied as they are, and the record's dtype makes loading convert them in
 the same way. A model that was read from a GGUF file is written from memory, as a folder of
 transformers. A model of gen's own architectures is written from memory, with its frontend and its
-draft model in folders beside it. Device, ``device_map`` and ``trust_remote_code`` are not saved.
+draft model in folders beside it. A draft model that the pipeline was loaded with is copied. Device,
+``device_map`` and ``trust_remote_code`` are not saved.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of
 from gen.pipeline.models import ModalityModels
 
+DRAFT = "draft_model"  # folder of the draft model that a pipeline was loaded with
 ARITHMETIC = ("attn_implementation",)  # options of loading that a saved pipeline keeps
 
 
@@ -66,6 +68,8 @@ def save_pipeline(
                 record = _save_published(pipe, model, name, work)
             else:
                 record = _save_own(pipe, model, name, work, max_shard_size)
+            if pipe.draft_model is not None:
+                _add_draft(pipe, record, work)
             dtype = str(pipe.dtype).removeprefix("torch.")
             record = {"modality": modality, "dtype": dtype, **record}
             (work / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -88,14 +92,24 @@ def _save_own(
     kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
     protocols, _ = pipe.serves(name)
-    drafts = [pipe.modality.models.get(model_key(p, kind, True)) for p in protocols]
-    for other in dict.fromkeys([*beside, *filter(None, drafts)]):
+    if pipe.draft_model is None:
+        beside += [pipe.modality.models.get(model_key(p, kind, True)) for p in protocols]
+    for other in dict.fromkeys(filter(None, beside)):
         own = source.parent / other
         folder = own if own.is_dir() else ZOO / other
         if folder.is_dir() and not (work / other).exists():
             _copy_tree(folder, work / other, lambda p: True)
     options = {k: pipe.model_options[k] for k in ARITHMETIC if k in pipe.model_options}
     return {"model": source.name, "options": options, "paths": []}
+
+
+def _add_draft(pipe: ModalityModels, record: dict[str, Any], work: Path) -> None:
+    """Copy the draft model that the pipeline was loaded with, as it is stored."""
+    assert pipe.draft_model is not None
+    source = pipe.files(pipe.draft_model.name).folder
+    _copy_tree(source, work / DRAFT, lambda path: True)
+    record["options"] = {**record["options"], "draft_model": DRAFT}
+    record["paths"] = [*record["paths"], "draft_model"]
 
 
 def _save_converted(

@@ -54,7 +54,7 @@ class Drafter:
 
     Attributes:
         kind: kind of drafter.
-        modality: modality of the model; empty for the first word of its name.
+        modality: modality of the model; empty for the one that its config states.
         minutes: time of training.
         prompts: sequences of the model to train on.
         options: options of the kind.

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
-from gen.training.frontends import Encoder, load_encoder
+from gen.tokenizers.text.trained import FILE, TrainedTokenizer
+from gen.training.frontends import Encoder, load_encoder, own_encoder
+from gen.training.prompts import Captions
 from gen.training.shards import fingerprint, read_folder
 
 SPLIT = 1_000_003  # a prime: seeds of neighbouring steps and epochs share no generator
@@ -31,6 +33,7 @@ class TokenData:
         encoder: frontend of the tokens.
         tokens: long [T] of every sample.
         conditions: parts of every sample's condition, or None.
+        captions: captions with a tokenizer of their own; None for the modality's language.
     """
 
     folder: Path
@@ -38,6 +41,7 @@ class TokenData:
     encoder: Encoder
     tokens: list[Tensor]
     conditions: list[dict[str, Any] | None]
+    captions: Captions | None = None
 
     @property
     def mark(self) -> str:
@@ -53,15 +57,23 @@ def load_data(folder: str | Path) -> TokenData:
     """
     manifest, shards = read_folder(folder)
     about = manifest["frontend"]
-    encoder = load_encoder(manifest["modality"], about["name"])
+    own = about["name"] == FILE
+    encoder = load_encoder(manifest["modality"], None if own else about["name"])
+    if own:
+        encoder = own_encoder(TrainedTokenizer.from_folder(folder), encoder)
     if encoder.digest != about["digest"]:
         raise GenError(
             f"the tokens of {folder} were made with codebook {about['digest']} of the frontend"
             f" {about['name']}, which has {encoder.digest} now; expected the same frontend"
         )
-    tokens = [t for s in shards for t in s.tokens]
+    captions = manifest.get("captions")
     return TokenData(
-        Path(folder), manifest, encoder, tokens, [c for s in shards for c in s.conditions]
+        Path(folder),
+        manifest,
+        encoder,
+        [t for s in shards for t in s.tokens],
+        [c for s in shards for c in s.conditions],
+        None if captions is None else Captions.read(Path(folder), captions),
     )
 
 

@@ -1,7 +1,7 @@
 """``gen encode``: media of a folder to shards of tokens.
 
 Shards are ranges of sources, each written once and whole. The same command goes on where the last
-one ended, and makes damaged shards again.
+one ended, within a shard too, and makes damaged shards again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from gen.core.errors import GenError, cut_list, describe
 from gen.core.files import sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
-from gen.training.frontends import Encoder, load_encoder, size_of
+from gen.tokenizers.text.trained import TrainedTokenizer
+from gen.training.frontends import Encoder, load_encoder, own_encoder, size_of
+from gen.training.prompts import AUTO, VOCAB_SIZE, Captions, Choice
 from gen.training.shards import (
     MANIFEST,
     Shard,
     fingerprint,
     open_folder,
+    part_path,
     read_shard,
     shard_path,
     write_manifest,
@@ -31,7 +34,7 @@ from gen.training.shards import (
 )
 from gen.training.sources import Medium, Size, Source, find_sources, left_out, read_source
 
-BATCH = 16  # media that are encoded together
+BATCH = 16  # sources that are read and encoded together, and kept from then on
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class EncodeOptions:
         skip_unreadable: leave out files that cannot be read.
         shard_items: sources of a shard.
         device: device of the frontend.
+        tokenizer: tokenizer of captions or texts: ``built-in``, the language of the modality;
+            ``own``, one that is trained on them; a folder with one; or ``auto``, one that is
+            trained where the built-in language lacks most of them.
+        vocab_size: most tokens of a tokenizer that is trained.
     """
 
     frontend: str | None = None
@@ -53,6 +60,8 @@ class EncodeOptions:
     skip_unreadable: bool = False
     shard_items: int = 256
     device: str = "cpu"
+    tokenizer: str = AUTO
+    vocab_size: int = VOCAB_SIZE
 
 
 def encode_folder(
@@ -84,20 +93,33 @@ def encode_folder(
     encoder = load_encoder(modality, options.frontend, options.device)
     size = size_of(encoder, options.size, options.resize)
     sources = find_sources(folder, modality)
-    about = describe_tokens(encoder, size)
+    choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
+    tokenizer = choice.tokenizer(dest, encoder, sources)
+    captions = None
+    if tokenizer is not None and modality == "text":
+        encoder = own_encoder(tokenizer, encoder)
+    elif tokenizer is not None:
+        captions = Captions.fitted(tokenizer, sources)
+    about = describe_tokens(encoder, size) | describe_captions(captions)
     plan = {
         **about,
+        **({"vocab_size": choice.vocab_size} if choice.is_own else {}),
         "shard_items": options.shard_items,
         "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
         "sources": [[s.name, s.condition] for s in sources],
     }
     open_folder(dest, plan)
     sweep_temporaries(dest)
-    shards = _shards(Encoding(encoder, size), sources, dest, fingerprint(plan), options, progress)
+    if tokenizer is not None:
+        tokenizer.save(dest)
+        progress.note(f"{describe_tokenizer(tokenizer, captions)}. {choice.reason}".rstrip(" ."))
+    shards = _shards(
+        Encoding(encoder, size, captions), sources, dest, fingerprint(plan), options, progress
+    )
+    reasons = {n: r for s in shards for n, r in s.skipped.items()}
     if not options.skip_unreadable:
-        refuse_unreadable({n: r for s in shards for n, r in s.skipped.items()}, len(sources))
+        refuse_unreadable(reasons, len(sources), "" if choice.is_own else choice.reason)
     if not any(s.tokens for s in shards):
-        reasons = {n: r for s in shards for n, r in s.skipped.items()}
         raise GenError(
             f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
             f" {spelled_reasons(reasons, 3)}"
@@ -124,6 +146,19 @@ def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
     }
 
 
+def describe_captions(captions: Captions | None) -> dict[str, Any]:
+    """Return what a manifest says of captions with a tokenizer of their own."""
+    return {} if captions is None else {"captions": captions.to_dict()}
+
+
+def describe_tokenizer(tokenizer: TrainedTokenizer, captions: Captions | None) -> str:
+    """Spell how captions or texts are read."""
+    size = f"byte-level tokenizer of {tokenizer.size} tokens"
+    if captions is None:
+        return f"texts: {size}"
+    return f"captions: {size}, prompts of {captions.slots}"
+
+
 def _shards(
     work: Encoding,
     sources: list[Source],
@@ -148,23 +183,48 @@ def _shards(
     try:
         for number, (part, shard) in enumerate(zip(parts, found, strict=True)):
             if shard is None:
-                shard = work.shard(part)
-                if options.skip_unreadable or not shard.skipped:
-                    write_shard(shard_path(dest, number), shard, mark)
-                progress.items(len(part))
+                files = part_path(dest, number), shard_path(dest, number)
+                shard = _shard(work, part, files, mark, options, progress)
             shards.append(shard)
     finally:
         progress.close()
     return shards
 
 
-def refuse_unreadable(skipped: dict[str, str], total: int) -> None:
-    """Raise ``GenError`` with the names of all files that cannot be read."""
+def _shard(
+    work: Encoding,
+    sources: list[Source],
+    files: tuple[Path, Path],
+    mark: str,
+    options: EncodeOptions,
+    progress: Silent,
+) -> Shard:
+    """Go on with the part of a shard that is there, and write the shard (``files``: of both)."""
+    partial, whole = files
+    shard = read_shard(partial, mark) or Shard()
+    if shard.skipped and not options.skip_unreadable:
+        shard = Shard()
+    progress.items(shard.read)
+    while shard.read < len(sources):
+        some = sources[shard.read : shard.read + BATCH]
+        work.add(shard, some)
+        progress.items(len(some))
+        if shard.skipped and not options.skip_unreadable:
+            continue
+        is_done = shard.read == len(sources)
+        write_shard(whole if is_done else partial, shard, mark)
+        if is_done:
+            partial.unlink(missing_ok=True)
+    return shard
+
+
+def refuse_unreadable(skipped: dict[str, str], total: int, hint: str = "") -> None:
+    """Raise ``GenError`` with the names of all files that cannot be read, and a hint."""
     if skipped:
         raise GenError(
             f"{len(skipped)} of {plural(total, 'source')} cannot be read:"
             f" {spelled_reasons(skipped, 10)}. The others are encoded; --skip-unreadable leaves"
-            " these out"
+            f" these out{hint}"
         )
 
 
@@ -175,19 +235,21 @@ def spelled_reasons(skipped: dict[str, str], most: int) -> str:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoding of sources, one shard after the other.
+    """Encoding of sources, some after the others.
 
     Attributes:
         encoder: frontend of the media.
         size: size that media must have.
+        captions: captions with a tokenizer of their own; None for the modality's language.
     """
 
     encoder: Encoder
     size: Size
+    captions: Captions | None = None
 
-    def shard(self, sources: list[Source]) -> Shard:
-        """Read and encode sources. Raises ``GenError`` for media of another size."""
-        out = Shard()
+    def add(self, out: Shard, sources: list[Source]) -> None:
+        """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
+        another size."""
         signals: list[Tensor] = []
         for source in sources:
             try:
@@ -210,14 +272,16 @@ class Encoding:
                 out.conditions.append(medium.condition)
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
-        return out
+        out.read += len(sources)
 
     def _check_conditions(self, media: list[Medium]) -> None:
-        """Refuse conditions that the modality's own models do not understand."""
+        """Refuse conditions that the models of these tokens do not understand."""
         if self.encoder.is_open:
             return
         for medium in media:
-            if medium.condition is not None:
+            if medium.condition is not None and self.captions is not None:
+                self.captions.check(medium.condition)
+            elif medium.condition is not None:
                 check_condition(self.encoder, medium.condition)
 
 

@@ -17,6 +17,7 @@ from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO, locate, pick_device, read_config, zoo
 from gen.tokenizers.action.base import ActionFrontend
 from gen.tokenizers.text.hf_text import HFText
+from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.tokenizers.text.words import TextWords
 from gen.training.sources import SUFFIXES, Size
 
@@ -110,6 +111,11 @@ def load_encoder(modality: str, name: str | None = None, device: str = "cpu") ->
         raise bad_value("frontend", name, "a frontend of codes; it makes latents")
     known = folder.name if zoo().get(folder.name) == folder else str(folder.absolute())
     return Encoder(made, frontend, known, usual)
+
+
+def own_encoder(tokenizer: TrainedTokenizer, built_in: Encoder) -> Encoder:
+    """Return the encoder of texts with a tokenizer of their own, beside their tokens."""
+    return Encoder(built_in.modality, tokenizer.frontend(), FILE, built_in.usual)
 
 
 def usual_config(modality: Modality) -> dict[str, Any]:

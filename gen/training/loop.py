@@ -3,7 +3,8 @@ averaged.
 
 A checkpoint holds all that a later step depends on, except the frozen weights under an adapter. A
 run that was killed and goes on therefore ends with the same weights, bit for bit, as one that was
-not (on one machine with one number of threads).
+not (on one machine with one number of threads). A run that is asked to stop finishes its step and
+writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import nn
 
 from gen.core.errors import GenError
 from gen.core.files import put, put_text
+from gen.jobs.signals import stoppable
 from gen.models.load.libraries import accelerate
 from gen.models.load.locate import pick_device
 from gen.recipes.common.grid_models import WEIGHTS
@@ -37,6 +39,7 @@ from gen.training.data import Batches, split
 from gen.training.tasks import Task, seed_of
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1")  # signals that end a run after its step
 CLIP = 1.0  # largest norm of the gradient
 MEASURED = 4  # batches of the validation loss, at most
 
@@ -95,18 +98,36 @@ class Loop:
         Returns:
             The rows of the log: ``step``, ``loss`` since the last row, ``validation`` where it was
             measured, ``lr`` and ``seconds``.
+
+        Raises:
+            KeyboardInterrupt: a signal came; the steps up to now are in the checkpoint.
         """
         self._resume(say)
         began, first = time.time(), self.step
-        while self.step < self.config.steps:
-            self._update()
-            if self.step % self.config.log_every == 0 or self.step == self.config.steps:
-                self._log((time.time() - began) / (self.step - first), say)
-            if self.step % self.config.save_every == 0 or self.step == self.config.steps:
-                self._save()
+        with stoppable(say, "step", STOPPING) as asked:
+            while self.step < self.config.steps:
+                self._update()
+                if self.step % self.config.log_every == 0 or self._is_done:
+                    self._log((time.time() - began) / (self.step - first), say)
+                stops = self._stops(asked())
+                if stops or self.step % self.config.save_every == 0 or self._is_done:
+                    self._save()
+                if stops and not self._is_done:
+                    raise KeyboardInterrupt
         if self.average is not None:
             load_trained(self.model, self.average.state)
         return self.rows
+
+    @property
+    def _is_done(self) -> bool:
+        return self.step == self.config.steps
+
+    def _stops(self, asked: bool) -> bool:
+        """Return True where a process was asked to stop: all of them stop after the same step."""
+        if self.world == 1:
+            return asked
+        number = torch.tensor(float(asked), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(number, "sum") > 0)
 
     def _forward(self) -> Any:
         if self.task.casts and torch.bfloat16 == WEIGHTS:
@@ -156,7 +177,7 @@ class Loop:
         """Append a row to the log."""
         total, count = self.since
         row: dict[str, Any] = {"step": self.step, "loss": round(total / count, 6)}
-        if self.step % self.config.save_every == 0 or self.step == self.config.steps:
+        if self.step % self.config.save_every == 0 or self._is_done:
             held = self.measure()
             if held is not None:
                 row["validation"] = round(held, 6)
@@ -196,7 +217,9 @@ class Loop:
         if not path.is_file():
             return
         try:
-            saved = torch.load(path, weights_only=True, map_location=self.accelerator.device)
+            device = self.accelerator.device
+            where = "cpu" if device.type == "cpu" else device  # torch loads no weights to cpu:0
+            saved = torch.load(path, weights_only=True, map_location=where)
             load_trained(self.model, saved["model"])
             base = saved["base"]
         except Exception as error:  # the library raises bare exceptions for damaged files

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from gen.bench.curve import put_page
@@ -17,11 +19,12 @@ from gen.config.job import make_job
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
 from gen.jobs.run import run_job
-from gen.recipes.drafters.recipe import main as drafter_recipe
+from gen.recipes.drafters.data import Conditions, Teacher
+from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
-from gen.training.data import TokenData, load_data
+from gen.training.data import TokenData, load_data, split
 from gen.training.loop import LOG, Loop, processes
-from gen.training.shards import read_json
+from gen.training.shards import read_folder, read_json
 from gen.training.tasks import MODEL, Written, make_task
 
 RUN, SAMPLES, CURVE = "run.json", "samples", "curve.svg"
@@ -42,13 +45,14 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
     Returns:
         ``model`` and ``adapter`` (folders that were written), ``page``, ``steps``, ``loss`` of the
         first and the last row of the log, ``validation``, and ``use``, a command that samples from
-        the trained model; of a drafter ``model`` alone. Nothing in processes but the first.
+        the trained model; of a drafter ``model``, ``alpha`` and ``use``. Nothing in processes but
+        the first.
 
     Raises:
         GenError: data, model or objective do not fit each other, or ``out`` holds something else.
     """
     if config.objective == "drafter":
-        return train_drafter(config)
+        return train_drafter(config, say)
     data, out = load_data(config.data), Path(config.out)
     accelerator = processes(config.device)
     with accelerator.main_process_first():
@@ -74,33 +78,44 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         "steps": config.steps,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
-        "use": command(data.manifest["modality"], written),
+        "use": command(data, written, config.samples),
     }
 
 
-def command(modality: str, written: Written) -> str:
-    """Return a command line that samples from what a run has written."""
-    words = ["gen", "sample", modality, "PROMPT", "--model", written.model]
+def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
+    """Return a command line that samples from what a run has written, with one of its prompts."""
+    said = [parts["text"] for parts in data.conditions if parts and parts.get("text")]
+    prompt = [text for text in (*samples, *said) if text][:1]
+    words = ["gen", "sample", data.manifest["modality"], *prompt, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]
     return shlex.join(words)
 
 
-def train_drafter(config: TrainingConfig) -> dict[str, Any]:
+def train_drafter(config: TrainingConfig, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a drafter of a model by the recipe ``gen.recipes.drafters``, in the folder of the run.
 
+    With ``data`` it learns on conditions of those, else on such of the modality's language.
+
     Returns:
-        ``model``: folder of the drafter.
+        ``model``: folder of the drafter; ``alpha``: acceptance of its first drafts; ``use``: a
+        command that drafts with it.
     """
-    asked = config.drafter
-    argv = ["--model", str(config.model), "--kind", asked.kind, "--out", config.out]
-    argv += ["--minutes", str(asked.minutes), "--prompts", str(asked.prompts)]
-    argv += ["--modality", asked.modality] if asked.modality else []
-    argv += ["--quick"] if asked.quick else []
-    if asked.options:
-        argv += ["--options", *(f"{k}={v}" for k, v in asked.options.items())]
-    drafter_recipe(argv)
-    return {"model": str(Path(config.out) / "drafter")}
+    asked, given = config.drafter, None
+    if config.data:
+        _, shards = read_folder(config.data)
+        found = [parts for shard in shards for parts in shard.conditions]
+        parts = split(len(found), max(config.validation, 1 / len(found)), config.seed)
+        drawn = [[found[i] for i in rows.tolist() if found[i] is not None] for rows in parts]
+        given = Conditions(*drawn) if all(drawn) else None
+    plan = QUICK if asked.quick else Plan(prompts=asked.prompts, minutes=asked.minutes)
+    options = {k: str(v) for k, v in asked.options.items()}
+    teach = partial(Teacher.of_model, str(config.model), asked.modality or None, given=given)
+    out = Path(config.out)
+    torch.set_num_threads(1)
+    recipe = DrafterRecipe(str(config.model), asked.kind, out, plan, options, log=say, teach=teach)
+    made = recipe.run()
+    return {"model": made["drafter"], "alpha": made["alpha"], "use": made["use"]}
 
 
 def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:

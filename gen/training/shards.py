@@ -1,8 +1,9 @@
 """Shards of tokens: safetensors files that appear whole or not at all, and their manifest.
 
 A shard ``tokens-00012.safetensors`` holds ``tokens`` int32 [sum of lengths] and ``lengths`` int32
-[N]. Its header says which sources it is of, which conditions they have, and what was left out.
-``plan.json`` says what is encoded and how; ``manifest.json`` appears last, when all is done.
+[N]. Its header says which sources it is of, which conditions they have, and what was left out. What
+is there of a shard that is not finished lies in ``part-00012.safetensors``. ``plan.json`` says what
+is encoded and how; ``manifest.json`` appears last, when all is done.
 """
 
 from __future__ import annotations
@@ -36,17 +37,24 @@ class Shard:
         sources: name of every sample's source.
         conditions: parts of every sample's condition, or None.
         skipped: sources that were left out, with the reason.
+        read: number of sources that were read, in order.
     """
 
     tokens: list[Tensor] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     conditions: list[dict[str, Any] | None] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    read: int = 0
 
 
 def shard_path(folder: Path, number: int) -> Path:
     """Return the file of a shard."""
     return folder / f"tokens-{number:05d}.safetensors"
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return the file of the part of a shard that is there before the rest."""
+    return folder / f"part-{number:05d}.safetensors"
 
 
 def write_shard(path: Path, shard: Shard, mark: str) -> None:
@@ -59,6 +67,7 @@ def write_shard(path: Path, shard: Shard, mark: str) -> None:
         "sources": shard.sources,
         "conditions": shard.conditions,
         "skipped": shard.skipped,
+        "read": shard.read,
     }
     data = save({"tokens": flat, "lengths": lengths}, {"gen": json.dumps(head, ensure_ascii=False)})
     put(path, lambda temporary: temporary.write_bytes(data))
@@ -70,12 +79,13 @@ def read_shard(path: Path, mark: str) -> Shard | None:
         with safe_open(path, "pt") as file:
             head = json.loads((file.metadata() or {})["gen"])
             flat, lengths = file.get_tensor("tokens"), file.get_tensor("lengths")
+        said = (head["sources"], head["conditions"], head["skipped"], head.get("read", 0))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
     if head.get("plan") != mark or head.get("digest") != _digest(flat, lengths):
         return None
     tokens = list(flat.long().split(lengths.tolist()))
-    return Shard(tokens, head["sources"], head["conditions"], head["skipped"])
+    return Shard(tokens, *said)
 
 
 def _digest(*tensors: Tensor) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,23 @@ from torch import Tensor, nn
 
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import codebook_digest
+from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality
 from gen.core.errors import GenError, bad_value
+from gen.core.files import put_text
 from gen.media.containers import require_package
 from gen.modalities.grid_base import GridModality
+from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
 from gen.models.load.digest import digest_of
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
+from gen.models.load.locate import (
+    config_field,
+    locate,
+    quiet,
+    read_config,
+    readable,
+    save_model,
+    zoo,
+)
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.grid_models import (
     Run,
@@ -31,68 +40,15 @@ from gen.recipes.common.grid_models import (
     new_lm,
 )
 from gen.tokenizers.text.hf_text import HFText
+from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.training.config import LoRA, NewModel, TrainingConfig
-from gen.training.data import SPLIT, TokenData
+from gen.training.data import SPLIT, TokenData, split
 from gen.training.frontends import usual_config
+from gen.training.task import ADAPTER, MODEL, Task, Written
+from gen.training.texts import TextTask, next_token_loss
 
-MODEL, ADAPTER = "model", "adapter"  # folders of what a run makes
+MOST_EXAMPLES = 256  # captions that are kept beside a model
 FRONTEND = "frontend"  # folder of a frontend beside the model, if it is not of the zoo
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a run has written.
-
-    Attributes:
-        model: folder of the trained model, or the base of an adapter that was not merged.
-        adapter: folder of an adapter in PEFT's layout; None where all weights were trained.
-        merged: whether ``model`` holds the trained weights.
-    """
-
-    model: str
-    adapter: str | None = None
-    merged: bool = True
-
-    @property
-    def load(self) -> dict[str, Any]:
-        """Keys of a job that load the trained model."""
-        options = {} if self.merged else {"model_options": {"adapters": self.adapter}}
-        return {"model": self.model, **options}
-
-    @property
-    def folders(self) -> dict[str, str]:
-        """Folders that were written, by what they hold."""
-        found = {MODEL: self.model if self.merged else None, ADAPTER: self.adapter}
-        return {name: folder for name, folder in found.items() if folder is not None}
-
-
-class Task(ABC):
-    """Model, loss and files of a training run.
-
-    Attributes:
-        model: the model, trained in place.
-        casts: whether the forward pass may run with bfloat16 weights.
-        base: digest of the weights under an adapter; empty where all weights are trained.
-    """
-
-    model: nn.Module
-    casts: bool
-    base: str = ""
-
-    @abstractmethod
-    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
-        """Return the mean loss of samples.
-
-        Args:
-            forward: the model, or its forward pass with cast weights.
-            rows: long [B], indices of the samples.
-            seed: seed of masks and dropped conditions.
-            drop: share of dropped conditions.
-        """
-
-    @abstractmethod
-    def save(self, out: Path) -> Written:
-        """Write what was trained into the folder of the run, so that the pipeline loads it."""
 
 
 def make_task(config: TrainingConfig, data: TokenData) -> Task:
@@ -101,6 +57,8 @@ def make_task(config: TrainingConfig, data: TokenData) -> Task:
     Raises:
         GenError: a model, a vocabulary or an objective that does not fit the data.
     """
+    if data.encoder.name == FILE and isinstance(config.model, NewModel):
+        return TextTask(config, data)
     if data.encoder.is_open:
         return LanguageTask(config, data)
     if config.lora is not None:
@@ -138,21 +96,29 @@ class GridTask(Task):
 
     def _model(self) -> GridLlamaForCausalLM:
         if isinstance(self.config.model, NewModel):
-            made = self._new(self.config.model)
+            made, is_new = self._new(self.config.model), True
         else:
-            made = self._started(self.config.model)
+            made, is_new = self._started(self.config.model), False
         name = self._frontend_name()
+        made.config.modality = self.data.encoder.modality.name  # folders may have any name
         made.config.frontend = name
         made.config.codebook_digest = self.data.encoder.digest
+        if self.data.captions is not None:
+            made.config.conditions = CAPTIONS
+        elif is_new:
+            made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
         made.config.architectures = [type(made).__name__]
         return made
 
     def _new(self, asked: NewModel) -> GridLlamaForCausalLM:
-        """Create a model of the modality's own prompt and of the data's grid and codes."""
+        """Create a model of the data's grid, codes and captions, or of the modality's prompt."""
         encoder, objective = self.data.encoder, self.config.objective
         usual = usual_config(encoder.modality)
         codes = self._code_ids()
-        words = usual["vocab_size"] - usual["codebook_size"] - 1
+        slots, words = usual["prefix_length"], usual["vocab_size"] - usual["codebook_size"] - 1
+        captions = self.data.captions
+        if captions is not None:
+            slots, words = captions.slots, 1 + captions.tokenizer.size
         grid = tuple(self.data.manifest["grid"]) or tuple(usual["grid"])
         run = Run(
             1,
@@ -163,7 +129,11 @@ class GridTask(Task):
             share=self.config.share,
             tied=asked.tied,
         )
-        return new_lm(Shape(grid, usual["prefix_length"], codes, words), run)
+        made = new_lm(Shape(grid, slots, codes, words), run)
+        if captions is not None:
+            made.config.conditions = CAPTIONS
+        self.modality = self._modality(made.config, self.data.folder)
+        return made
 
     def _code_ids(self) -> int:
         """Number of ids of the grid: codes, and the end of a sequence where lengths differ."""
@@ -197,10 +167,40 @@ class GridTask(Task):
         config.whole = objective == "block" and self.config.share < 1
         if objective != "masked":  # a masked model keeps what it is
             config.shifted = objective == "causal"
-        encoder = self.data.encoder
-        encoder.modality.bind(config, encoder.frontend, name)  # raises for what does not fit
+        is_other = self._takes_other_captions(config, folder)
+        if is_other:
+            config.prefix_length, config.conditions = self.data.captions.slots, CAPTIONS
+            config.mask_token_id = config.codebook_size + 1 + self.data.captions.tokenizer.size
+            config.vocab_size = config.mask_token_id + 1
+            config.max_position_embeddings = config.prefix_length + math.prod(config.grid)
+        self.modality = self._modality(config, folder)
+        self.modality.bind(config, self.data.encoder.frontend, name)  # raises for what does not fit
         with LOADING, readable("model", name), quiet():
+            if is_other:
+                source = GridLlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                return with_other_captions(source, config)
             return GridLlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+
+    def _takes_other_captions(self, config: GridLlamaConfig, folder: Path) -> bool:
+        """Return whether a model has other prompts than the data's captions."""
+        captions = self.data.captions
+        if captions is None:
+            return False
+        if config_field(config, CONDITIONS) != CAPTIONS or config.prefix_length != captions.slots:
+            return True
+        return TrainedTokenizer.from_folder(folder).digest != captions.tokenizer.digest
+
+    def _modality(self, config: GridLlamaConfig, folder: Path) -> Modality:
+        """Return the modality as it serves a model with this config.
+
+        Args:
+            config: config of the model.
+            folder: folder of the model, whose tokenizer counts where the data have none.
+        """
+        where = folder if self.data.captions is None else self.data.folder
+        return modality_of_model(
+            self.data.encoder.modality, str(self.config.model), config.to_dict(), where
+        )
 
     def _frontend_name(self) -> str:
         """Name of the frontend in the model's config: a zoo name, or a folder beside the model."""
@@ -212,7 +212,7 @@ class GridTask(Task):
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes [N, T], prompts [N, P] and unconditional prompts [N, P], long."""
         encoder, model = self.data.encoder, self.model.config
-        binding = encoder.modality.bind(model, encoder.frontend, "of the run")
+        binding = self.modality.bind(model, encoder.frontend, "of the run")
         total, end = binding.space.length, binding.space.eos_token_id
         rows = []
         for tokens in self.data.tokens:
@@ -224,7 +224,7 @@ class GridTask(Task):
             rows.append(F.pad(tokens, (0, total - len(tokens)), value=end or 0))
         prompts, nothing = [], []
         for parts in self.data.conditions:
-            parsed = None if parts is None else encoder.modality.parse(Condition.of(parts))
+            parsed = None if parts is None else self.modality.parse(Condition.of(parts))
             without = binding.without(parsed)
             nothing.append(without)
             prompts.append(without if parsed is None else binding.prompt(parsed))
@@ -259,7 +259,36 @@ class GridTask(Task):
         if self._frontend_name() == FRONTEND:
             source = locate(self.data.encoder.name, "frontend")
             shutil.copytree(source, out / FRONTEND, dirs_exist_ok=True)
+        if isinstance(self.modality, OwnCaptions) and self.modality.tokenizer is not None:
+            self.modality.tokenizer.save(out / MODEL)
+            put_text(out / MODEL / EXAMPLES, "".join(f"{text}\n" for text in self._examples()))
         return Written(str(out / MODEL))
+
+    def _examples(self) -> list[str]:
+        """Return captions to measure the model with: those it was not trained on first."""
+        trained, held = split(len(self.codes), self.config.validation, self.config.seed)
+        found = (self.data.conditions[i] for i in [*held.tolist(), *trained.tolist()])
+        texts = dict.fromkeys(" ".join(parts["text"].split()) for parts in found if parts)
+        return [text for text in texts if text][:MOST_EXAMPLES]
+
+
+def with_other_captions(
+    source: GridLlamaForCausalLM, config: GridLlamaConfig
+) -> GridLlamaForCausalLM:
+    """Return a model with the layers and the codes of another one. What a caption's tokens and
+    slots stand for is learned anew, except where both have the same."""
+    made = GridLlamaForCausalLM(config)
+    weights, codes = made.state_dict(), config.codebook_size
+    for name, value in source.state_dict().items():
+        mine = weights[name]
+        if mine.shape == value.shape:
+            mine.copy_(value)
+        elif name == "prefix.weight":
+            same = min(len(mine), len(value))
+            mine[:same] = value[:same]
+        else:  # the ids of the vocabulary: codes, captions, mask
+            mine[:codes], mine[-1] = value[:codes], value[source.config.mask_token_id]
+    return made
 
 
 class LanguageTask(Task):
@@ -310,17 +339,8 @@ class LanguageTask(Task):
         for row in rows.tolist():
             dropped = bool(torch.rand((), generator=generator) < drop)
             head = [] if dropped else self.heads[row]
-            ids = torch.cat([torch.tensor(head, dtype=torch.long), self.data.tokens[row]])
-            labels = ids.clone()
-            labels[: max(1, len(head))] = -100  # nothing stands before the first token
-            pairs.append((ids[: self.config.max_length], labels[: self.config.max_length]))
-        pad = torch.nn.utils.rnn.pad_sequence
-        ids = pad([i for i, _ in pairs], batch_first=True)
-        labels = pad([t for _, t in pairs], batch_first=True, padding_value=-100)
-        seen = pad([torch.ones_like(i) for i, _ in pairs], batch_first=True)
-        out = forward(input_ids=ids.to(device), attention_mask=seen.to(device), use_cache=False)
-        logits = out.logits[:, :-1].float().flatten(0, 1)
-        return F.cross_entropy(logits, labels[:, 1:].flatten().to(device), ignore_index=-100)
+            pairs.append((torch.tensor(head, dtype=torch.long), self.data.tokens[row]))
+        return next_token_loss(forward, pairs, self.config.max_length, device)
 
     def save(self, out: Path) -> Written:
         model: Any = self.model

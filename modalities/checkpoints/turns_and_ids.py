@@ -101,10 +101,23 @@ class LanguagePrompts(Checkpoint):
 
     Attributes:
         tokenizer: tokenizer of transformers.
+        chat: whether prompts go into its chat template.
     """
 
     accepts = frozenset({"text", "messages", "tools", "tokens"})
     tokenizer: Any
+    chat: bool = False
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether nothing stands before a text without a prompt: its tokenizer adds no token."""
+        return self.chat or not self.tokenizer("")["input_ids"]
+
+    def condition(self, prompt: str) -> str:
+        """Return a text; an empty one where the model can begin without a prompt."""
+        if not prompt.strip() and not self.needs_prompt:
+            return ""
+        return super().condition(prompt)
 
     @property
     def tool_format(self) -> ToolFormat | None:

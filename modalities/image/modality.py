@@ -104,6 +104,13 @@ class ImageModality(Modality):
     default_sampling = {"guidance_scale": 2.0, "top_k": 100}
     accepts = frozenset({"text", "images"})
     most = {"images": 1}
+    slots = shapes.SLOTS
+    words = shapes.PAIRS
+    unconditional = [0] * shapes.SLOTS  # pair 0: no word, no location
+
+    def prompt_words(self, condition: shapes.Caption | Edit) -> list[int]:
+        """Slots of a condition, each in ``range(words)``."""
+        return condition.pairs()
 
     def parse(self, condition: Condition) -> shapes.Caption | Edit:
         """Return the caption that a text states, or the edit that a text and an image state."""
@@ -165,23 +172,26 @@ class ImageModality(Modality):
                     f"model {model_name} is a {config.model_type!r} without {key!r}; expected a"
                     " model trained on captioned shapes, such as 'image-causal'"
                 )
-        size, need = frontend.config.codebook_sizes[0], config.codebook_size + shapes.PAIRS
+        size, need = frontend.config.codebook_sizes[0], config.codebook_size + self.words
         if (
             config.codebook_size != size
-            or config.prefix_length != shapes.SLOTS
+            or config.prefix_length != self.slots
             or config.vocab_size < need
         ):
             raise GenError(
                 f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
                 f" {config.prefix_length} and vocab_size {config.vocab_size}; expected {size},"
-                f" {shapes.SLOTS} and at least {need}"
+                f" {self.slots} and at least {need}"
             )
         require_same_frontend(config, frontend, model_name, self.frontends[frontend.config.kind])
         space = TokenSpace.codes(
             tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0]
         )
-        # pair 0: no word, no location
-        return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)
+
+        def shift(slots: list[int]) -> list[int]:
+            return [s + size for s in slots]
+
+        return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unconditional))
 
     def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
         channels = frontend.config.channels

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.contracts.modality import Modality
+from gen.contracts.modality import BUILT_IN, CONDITIONS, NOTHING, Modality
+from gen.contracts.modality_of import modality_of
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.action import tasks as tabletop_tasks
@@ -28,13 +28,14 @@ from gen.modalities.text import tasks as text_tasks
 from gen.modalities.video import captions as moving
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.pipeline.pipeline import Pipeline, load
+from gen.pipeline.pipeline import Pipeline, Prompt, load
 from gen.pipeline.request import GenerationRequest
 
 SAMPLER = "autoregressive"
 KEPT = 128  # most probable tokens of a distribution that are stored
 ROWS, POSITIONS = 32, 16_384  # sequences and positions of a forward pass that labels, at most
 SEED = 20_000
+HELD_SEED = 1 << 32  # of held-out items of a model without conditions
 
 # conditions that no evaluation uses: (count, seed) -> prompts
 TRAINING: dict[str, Callable[[int, int], Sequence[object]]] = {
@@ -149,6 +150,14 @@ class Sequences:
         )
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions of media, to train with and held out."""
+
+    trained: Sequence[Prompt]
+    held: Sequence[Prompt]
+
+
 class Teacher:
     """Causal model with the prompts of its items, which labels sequences.
 
@@ -156,14 +165,21 @@ class Teacher:
         pipe: pipeline of the model.
         prompts: prompts of the items.
         layers: layers whose hidden states are kept.
+        seed: seed of the first item of every prompt.
 
     Raises:
         GenError: the model is no causal language model of tokens.
     """
 
-    def __init__(self, pipe: Pipeline, prompts: Sequence[str], layers: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        pipe: Pipeline,
+        prompts: Sequence[Prompt],
+        layers: tuple[str, ...] = (),
+        seed: int = 0,
+    ):
         self.pipe, self.layers = pipe, layers
-        self.items = pipe.plan(prompts)
+        self.items = pipe.plan(prompts, seed=seed)
         sampler, sampling = pipe.resolve({"name": SAMPLER})
         target = pipe.target(sampler, sampling, self.items)
         if not isinstance(target, CausalTarget) or not isinstance(target.model, CausalLM):
@@ -176,18 +192,39 @@ class Teacher:
         self.model: CausalLM = target.model
 
     @classmethod
-    def of_model(cls, model: str, modality: str | None, prompts: int, held: bool) -> Teacher:
+    def of_model(
+        cls,
+        model: str,
+        modality: str | None,
+        prompts: int,
+        held: bool,
+        given: Conditions | None = None,
+    ) -> Teacher:
         """Make the teacher of a model with drawn prompts.
 
         Args:
             model: name of the model, or a folder.
-            modality: its modality; None for the first word of its name.
+            modality: its modality; None for the one that its config states.
             prompts: number of prompts.
             held: draw held-out prompts.
+            given: conditions to draw from; None for those of the modality's language.
+
+        Raises:
+            GenError: the model was trained with conditions of another language, and none are given.
         """
-        pipe = load(modality or Path(model).name.split("-")[0], model)
-        drawn = (held_out_prompts if held else training_prompts)(pipe.modality, prompts)
-        return cls(pipe, drawn)
+        pipe = load(modality or modality_of(model), model)
+        conditions = pipe.files(model).config.get(CONDITIONS, BUILT_IN)
+        if conditions == NOTHING:  # held-out items have other seeds
+            return cls(pipe, [""] * prompts, seed=HELD_SEED if held else 0)
+        if given is not None:
+            drawn = given.held if held else given.trained
+            return cls(pipe, [drawn[i % len(drawn)] for i in range(prompts)])
+        if conditions != BUILT_IN:
+            raise GenError(
+                f"model {model} was trained with captions of its own; expected gen train with"
+                " objective=drafter and data, the folder of gen encode that it was trained on"
+            )
+        return cls(pipe, (held_out_prompts if held else training_prompts)(pipe.modality, prompts))
 
     def with_layers(self, layers: tuple[str, ...]) -> Teacher:
         """Return the same teacher with other hidden states."""

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.contracts.protocol import model_key
 from gen.core.errors import GenError
-from gen.models.load.locate import save_model, zoo
+from gen.models.load.locate import read_config, save_model
 from gen.models.targets.trained_drafters import DrafterFacts
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch
+
+# keys of configs in which a model to start from agrees with the target
+LIKE = ("model_type", "vocab_size", "prefix_length", "grid")
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Autoregressive(Kind):
 
     def _start(self) -> nn.Module | None:
         """Return the draft model to start from."""
-        name = self.options.start or f"{self.teacher.target.name.split('-')[0]}-draft"
-        if name == "none" or (not self.options.start and name not in zoo()):
+        name = self.options.start or self._usual_start()
+        if name is None or name == "none":
             return None
         model, binding, _ = self.teacher.pipe.bound(name)
         space = self.teacher.target.space
@@ -83,6 +87,14 @@ class Autoregressive(Kind):
                 f" {space.vocab_size}, those of the model"
             )
         return model if type(model) is type(self.teacher.model.model) else None
+
+    def _usual_start(self) -> str | None:
+        """Return the modality's draft model, if it has prompts and tokens like the target's."""
+        name = self.teacher.pipe.modality.models.get(model_key("causal", "codes", draft=True))
+        if name is None:
+            return None
+        theirs, own = read_config(name), self.teacher.model.model.config.to_dict()
+        return name if all(theirs.get(key) == own.get(key) for key in LIKE) else None
 
     def _initialise(self, net: nn.Module, other: nn.Module) -> None:
         """Copy the weights of another network whose shapes agree."""

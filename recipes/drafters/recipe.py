@@ -2,20 +2,21 @@
 
     python -m gen.recipes.drafters --model text-causal --kind ar --out W
     python -m gen.recipes.drafters --model motion-causal --kind eagle --minutes 5 --out W
-    gen sample motion "a person jumps left twice" --sampler eagle sampler.drafter_weights=W/drafter
+    gen sample motion "a person jumps left twice" --model-option draft_model=W/drafter
 
 The model draws sequences for prompts that no evaluation uses, and says how it drew each token. A
 drafter is trained on them, kinds that can on sequences that they draft themselves as well, and
 written to ``W/drafter`` with the digest of the model and its sampling parameters; samplers refuse
-it for others. Last, ``alpha`` is the acceptance sum_v min(p_v, q_v) of a first draft on held-out
-prefixes. ``--quick`` runs the same path in seconds. Training is for one thread, and an interrupted
-run goes on where it stopped.
+it for others. ``alpha`` is the acceptance sum_v min(p_v, q_v) of a first draft on held-out
+prefixes. The last line is a command that drafts with the result. ``--quick`` runs the same path in
+seconds. Training is for one thread, and an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -68,7 +69,7 @@ class DrafterRecipe:
         out: folder of the work and of the drafter.
         plan: sizes.
         options: options of the kind, by name.
-        modality: modality of the model; None for the first word of its name.
+        modality: modality of the model; None for the one that its config states.
         log: receives progress.
         teach: makes the teacher of so many prompts, held-out ones where its second argument says
             so; None for ``Teacher.of_model``.
@@ -109,9 +110,17 @@ class DrafterRecipe:
             "minutes": round(minutes, 2),
             "alpha": round(self.measure(net), 4),
             "drafter": str(folder),
+            "use": self.command(folder),
         }
         (self.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
         return figures
+
+    def command(self, folder: Path) -> str:
+        """Return a command line that samples with the drafter."""
+        pipe, item = self.teacher.pipe, self.teacher.items[0]
+        words = ["gen", "sample", pipe.modality_name(), *filter(None, [item.prompt])]
+        words += ["--model", str(pipe.model), "--model-option", f"draft_model={folder}"]
+        return shlex.join(words)
 
     def sequences(self) -> Sequences:
         """Draw the target's sequences, or read those of an earlier part of the run.
@@ -180,7 +189,7 @@ class DrafterRecipe:
             weight_decay=0.01,
             bfloat16_weights=True,
             log_every=max(1, steps // 10),
-            save_every=max(1, steps // 4),
+            save_every=max(1, steps // 20),
         )
         made = self._batches(data, size)
         fit_average(net, made, self.kind.loss, config, out=self.out / name, log=self.log)
@@ -257,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="name of the model, or a folder")
-    parser.add_argument("--modality", help="its modality (default: the first word of its name)")
+    parser.add_argument("--modality", help="its modality (default: that of its config)")
     parser.add_argument("--kind", required=True, help=" or ".join(KINDS))
     parser.add_argument("--out", type=Path, required=True, metavar="W", help="folder to write")
     parser.add_argument("--minutes", type=float, default=Plan.minutes, help="of training (3)")
@@ -274,5 +283,8 @@ def main(argv: list[str] | None = None) -> int:
     plan = QUICK if args.quick else Plan(prompts=args.prompts, minutes=args.minutes)
     options = dict(entry.split("=", 1) for entry in args.options)
     recipe = DrafterRecipe(args.model, args.kind, args.out, plan, options, args.modality)
-    print(json.dumps(recipe.run()))
+    figures = recipe.run()
+    use = figures.pop("use")
+    print(json.dumps(figures))
+    print(use)
     return 0

@@ -36,7 +36,8 @@ def test_from_a_folder_of_images_to_a_sample(count, tmp_path, monkeypatch, capsy
     assert main(["train", config, "out=E", *keys]) == 0  # the data are D by default
     said = capsys.readouterr()
     assert "model: E/model" in said.out
-    assert said.out.splitlines()[-1] == "use: gen sample image PROMPT --model E/model"
+    caption = Path("FOLDER/0000.txt").read_text().strip()
+    assert said.out.splitlines()[-1] == f"use: gen sample image '{caption}' --model E/model"
     assert f"step {steps}/{steps}" in said.err
     log = [json.loads(x) for x in Path("E/log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"] - (1.0 if count == 200 else 0.3)
@@ -67,7 +68,9 @@ def test_the_objective_drafter_trains_one(tmp_path, monkeypatch, capsys):
         "objective: drafter\nmodel: text-causal\ndrafter: {kind: ar, quick: true}\nout: W\n"
     )
     assert main(["train", "a.yaml"]) == 0
-    assert "model: W/drafter" in capsys.readouterr().out and Path("W/drafter").is_dir()
+    said = capsys.readouterr().out
+    assert "model: W/drafter" in said and Path("W/drafter").is_dir()
+    assert "--model text-causal --model-option draft_model=W/drafter" in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

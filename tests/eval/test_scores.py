@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jiwer
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from gen.eval.geneval import write_geneval
 from gen.eval.metric import parse_metrics
+from gen.eval.readers import read_wave
 from gen.eval.run import evaluate
 from gen.media.audio import write_wav
 
@@ -141,6 +143,77 @@ def text_job(folder, texts, **keys):
         extension="txt",
         **keys,
     )
+
+
+def write_whisper(folder: Path) -> Path:
+    """Write a tiny random Whisper in the published layout."""
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+        WhisperTokenizerFast,
+    )
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    names = ["<|endoftext|>", "<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>"]
+    letters = {x: i for i, x in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    words = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    words.add_special_tokens([*names, "<|0.00|>"])
+    end = {f"{name}_token": names[0] for name in ("unk", "bos", "eos")}
+    WhisperTokenizerFast(tokenizer_object=words, **end).save_pretrained(folder)
+    parts = ("encoder_layers", "decoder_layers", "d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+    size = dict(zip(parts, (1, 1, 16, 16, 16), strict=True))
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    n = len(letters)
+    ids = {"pad_token_id": n, "eos_token_id": n, "decoder_start_token_id": n + 1}
+    torch.manual_seed(0)
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            **size,
+            **heads,
+            **ids,
+            vocab_size=n + 5,
+            num_mel_bins=8,
+            max_source_positions=50,
+            max_target_positions=16,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        )
+    )
+    said = {"max_length": 8, "is_multilingual": False, "no_timestamps_token_id": n + 3}
+    model.generation_config = GenerationConfig(**ids, **said)
+    model.save_pretrained(folder)
+    extractor = WhisperFeatureExtractor(feature_size=8, chunk_length=1, sampling_rate=16_000)
+    extractor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+def test_wer_by_a_folder_of_whisper_hears_files_at_its_own_rate(rate, tmp_path):
+    folder = write_whisper(tmp_path / "whisper")
+    waves = [np.sin(np.arange(rate // 4) * k / 9).astype(np.float32) for k in (1, 2)]
+    job = write_job(
+        tmp_path / "job",
+        lambda i, path: write_wav(path, waves[i % 2], rate),
+        2,
+        modality="speech",
+        extension="wav",
+        prompts=("one two three", "one"),
+    )
+    metric = parse_metrics("wer", [f"wer.asr={folder}"])[0]
+    model = metric.open(torch.device("cpu"))
+    assert model.rate == 16_000
+    files = sorted(job.glob("*.wav"))
+    heard = [model.function(*read_wave(path, 16_000)) for path in files]
+    assert all(isinstance(text, str) for text in heard) and any(heard)
+    normal = [" ".join(jiwer.RemovePunctuation()(text.lower()).split()) for text in heard]
+    found = evaluate(job, [metric])["metrics"]["wer"]
+    assert found["items"] == 2
+    assert found["scores"]["wer"] == pytest.approx(jiwer.wer(["one two three", "one"], normal))
 
 
 def test_exact_match_compares_texts_with_the_answers_in_meta(tmp_path):

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import byte_folders
@@ -24,7 +29,9 @@ from gen.training import encode as encoding
 from gen.training import shards as stored
 from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.frontends import load_encoder, size_of
-from gen.training.shards import MANIFEST, read_folder, shard_path
+from gen.training.shards import MANIFEST, fingerprint, read_folder, shard_path
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,72 @@ def test_an_interrupted_encoding_goes_on_without_loss_or_duplicates(
     assert not (tmp_path / "D" / MANIFEST).exists()
     monkeypatch.undo()
     encode_folder("image", images, tmp_path / "D", options)
+    assert files_of(tmp_path / "D") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_interrupted_shard_goes_on_behind_the_files_that_were_encoded(
+    at, images, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encoding, "BATCH", 2)
+    encode_folder("image", images, tmp_path / "whole")
+    read, seen = encoding.read_source, []
+
+    def stops(source, *args, **options):
+        if len(seen) == 2 * at + 1:
+            raise KeyboardInterrupt
+        seen.append(source.name)
+        return read(source, *args, **options)
+
+    monkeypatch.setattr(encoding, "read_source", stops)
+    with pytest.raises(KeyboardInterrupt):
+        encode_folder("image", images, tmp_path / "D")
+    seen.clear()
+    monkeypatch.setattr(encoding, "read_source", lambda s, *a: seen.append(s.name) or read(s, *a))
+    encode_folder("image", images, tmp_path / "D")
+    assert seen == [f"{i:04d}.png" for i in range(2 * at, 6)]
+    assert files_of(tmp_path / "D") == files_of(tmp_path / "whole")
+
+
+def test_control_a_part_of_another_encoding_is_not_gone_on_with(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "BATCH", 2)
+    encode_folder("image", images, tmp_path / "whole")
+    _, shards = read_folder(tmp_path / "whole")
+    shards[0].read = 2
+    part = stored.part_path(tmp_path / "D", 0)
+    part.parent.mkdir()
+    (tmp_path / "D" / stored.PLAN).write_bytes((tmp_path / "whole" / stored.PLAN).read_bytes())
+    stored.write_shard(part, shards[0], "another plan")
+    encode_folder("image", images, tmp_path / "D")
+    assert files_of(tmp_path / "D") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_three_times_ctrl_c_and_kill_9_lose_no_file_that_was_encoded(tmp_path):
+    """Real processes are stopped within one shard, and the same command goes on."""
+    media = own_media.images(tmp_path / "media", 160)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    part, kept = stored.part_path(tmp_path / "D", 0), 0
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-m", "gen", "encode", "image", str(media), "--out", out]
+
+    def there() -> int:
+        mark = fingerprint(json.loads((tmp_path / "D" / stored.PLAN).read_text()))
+        found = stored.read_shard(part, mark) if part.is_file() else None
+        return 0 if found is None else found.read
+
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+        with subprocess.Popen(command(str(tmp_path / "D")), env=env) as process:
+            until = time.monotonic() + 200
+            while time.monotonic() < until and (not part.is_file() or there() == kept):
+                time.sleep(0.01)
+            process.send_signal(number)
+        assert process.returncode == (-number if number == signal.SIGKILL else 130)
+        assert kept < there() < 160
+        kept = there()
+    subprocess.run(command(str(tmp_path / "D")), env=env, check=True, timeout=300)
+    subprocess.run(command(str(tmp_path / "whole")), env=env, check=True, timeout=300)
     assert files_of(tmp_path / "D") == files_of(tmp_path / "whole")
 
 

@@ -97,7 +97,7 @@ def test_adapters_are_trained_alone_into_a_folder_of_peft(adapted, model):
     assert all(k.endswith(("lora_A.weight", "lora_B.weight")) for k in parts)
     assert {k.split(".")[-3] for k in parts} == {"q_proj", "v_proj"}
     words = f"--model {model} --model-option adapters={out / 'adapter'}"
-    assert done["use"] == f"gen sample text PROMPT {words}"
+    assert done["use"] == f"gen sample text 'say 0' {words}"
 
 
 def test_a_checkpoint_of_adapters_holds_the_trained_parameters_alone(adapted, model):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import own_media
@@ -110,6 +109,40 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
     assert rows(tmp_path / "E") == rows(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_keeps_its_last_step(number, tokens, tmp_path, monkeypatch):
+    """Far from the next checkpoint, with the signal in the middle of a step."""
+    more = {"steps": 7, "save_every": 100, "log_every": 3}
+    train(config(tokens, tmp_path / "whole", **more))
+    loss = GridTask.loss
+
+    def asked(task, forward, rows, seed, drop):
+        os.kill(os.getpid(), number)
+        return loss(task, forward, rows, seed, drop)
+
+    for at in (1, 2, 3):
+        said: list[str] = []
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(GridTask, "loss", asked)
+            train(config(tokens, tmp_path / "E", **more), said.append)
+        assert said[0] == f"resumed at step {at - 1}" if at > 1 else "received" in said[0]
+    train(config(tokens, tmp_path / "E", **more))
+    assert same(weights(tmp_path / "E"), weights(tmp_path / "whole"))
+    assert rows(tmp_path / "E") == rows(tmp_path / "whole")
+
+
+def test_control_a_process_that_ends_without_a_signal_keeps_no_step_behind_a_checkpoint(
+    tokens, tmp_path, monkeypatch
+):
+    def dies(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(GridTask, "loss", dies)
+        train(config(tokens, tmp_path / "E", steps=2))
+    assert not (tmp_path / "E" / looping.CHECKPOINT).exists()
+
+
 def test_control_other_seeds_give_other_weights(tokens, tmp_path):
     train(config(tokens, tmp_path / "a", steps=2))
     train(config(tokens, tmp_path / "b", steps=2, seed=1))
@@ -117,9 +150,9 @@ def test_control_other_seeds_give_other_weights(tokens, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_loses_nothing(tokens, tmp_path):
-    """A real process is killed after a checkpoint, and the same command goes on."""
-    keys = [f"data={tokens}", "objective=masked", "steps=60", "save_every=5", "log_every=5"]
+def test_three_times_ctrl_c_and_kill_9_lose_nothing(tokens, tmp_path):
+    """Real processes are stopped after some steps, and the same command goes on."""
+    keys = [f"data={tokens}", "objective=masked", "steps=100", "save_every=1000", "log_every=5"]
     keys += ["model.width=32", "model.layers=1", "batch_size=4"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
@@ -127,19 +160,49 @@ def test_kill_9_loses_nothing(tokens, tmp_path):
         config = str(ROOT / "configs" / "train" / "image-quick.yaml")
         return [sys.executable, "-m", "gen", "train", config, *keys, f"out={tmp_path / out}"]
 
-    process = subprocess.Popen(command("E"), env=env, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 200
-    while not (tmp_path / "E" / "checkpoint.pt").exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stderr.close()
-    assert process.returncode == -signal.SIGKILL and not (tmp_path / "E" / "model").exists()
+    kept = 0
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+        with subprocess.Popen(command("E"), env=env, stderr=subprocess.PIPE, text=True) as process:
+            lines = [process.stderr.readline() for _ in range(2 if kept == 0 else 3)]
+            process.send_signal(number)
+            lines += process.stderr.readlines()
+        said = f"resumed at step {kept}\n"
+        assert (said == lines[0]) if kept else not any("resumed" in line for line in lines)
+        assert process.returncode == (-number if number == signal.SIGKILL else 130)
+        at = torch.load(tmp_path / "E" / looping.CHECKPOINT, weights_only=True)["step"]
+        assert at == kept if number == signal.SIGKILL else at >= kept + 5
+        kept = at
+    assert kept < 100 and not (tmp_path / "E" / "model").exists()
     again = subprocess.run(command("E"), env=env, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0 and "resumed at step" in again.stderr
+    assert again.returncode == 0 and f"resumed at step {kept}\n" in again.stderr
     subprocess.run(command("whole"), env=env, capture_output=True, check=True, timeout=300)
     assert same(weights(tmp_path / "E"), weights(tmp_path / "whole"))
     assert rows(tmp_path / "E") == rows(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_several_processes_stop_together_and_go_on(tokens, tmp_path):
+    """One of two processes is asked to stop."""
+    keys = [f"data={tokens}", "steps=30", "save_every=1000", "log_every=5", "batch_size=4"]
+    keys += ["model.width=32", "model.layers=1"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    run += ["--standalone", "-m", "gen", "train", "train/image-quick", *keys]
+
+    def command(out: str) -> list[str]:
+        return [*run, f"out={tmp_path / out}"]
+
+    with subprocess.Popen(command("E"), env=env, stderr=subprocess.PIPE, text=True) as process:
+        while "step 10/" not in (line := process.stderr.readline()) and line:
+            pass
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+    kept = torch.load(tmp_path / "E" / looping.CHECKPOINT, weights_only=True, map_location="cpu")
+    assert 10 <= kept["step"] < 30 and process.returncode != 0
+    again = subprocess.run(command("E"), env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and f"resumed at step {kept['step']}\n" in again.stderr
+    subprocess.run(command("whole"), env=env, capture_output=True, check=True, timeout=300)
+    assert same(weights(tmp_path / "E"), weights(tmp_path / "whole"))
 
 
 def test_a_model_of_the_zoo_is_a_better_start_than_none(tokens, tmp_path):

@@ -30,6 +30,23 @@ def add_encode(commands: Commands) -> None:
         ),
     )
     parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        default="auto",
+        help=(
+            "tokenizer of the captions or texts: built-in (the language of the built-in models),"
+            " own (trained on them), a folder with one, or auto: own where the built-in language"
+            " lacks most of them (auto)"
+        ),
+    )
+    parser.add_argument(
+        "--vocab-size",
+        metavar="N",
+        type=int,
+        default=2048,
+        help="most tokens of a tokenizer that is trained (2048)",
+    )
+    parser.add_argument(
         "--size", metavar="HxW", help="size of the media (default: that of the built-in models)"
     )
     parser.add_argument(

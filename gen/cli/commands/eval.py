@@ -11,12 +11,14 @@ def add_eval(commands: Commands) -> None:
         commands,
         "eval",
         "gen.cli.eval:evaluate_folder",
-        "compute metrics over the media of a job folder",
+        "compute metrics over the media of a job folder, or the held-out loss of a model",
         "example: gen eval out/first --metrics fid,clip_score --reference photos"
         " fid.features=inception.py:features clip_score.model=openai/clip-vit-base-patch32\n"
         "Repeating the command measures only what is missing.",
     )
-    parser.add_argument("folder", metavar="DIR", help="job folder")
+    parser.add_argument(
+        "folder", metavar="DIR", help="job folder; with --held-out the folder of a run or a model"
+    )
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -39,6 +41,11 @@ def add_eval(commands: Commands) -> None:
     parser.add_argument("--device", metavar="NAME", help="device of the metrics' models (cpu)")
     parser.add_argument(
         "--fresh", action="store_true", help="discard stored results and measure again"
+    )
+    parser.add_argument(
+        "--held-out",
+        metavar="DATA",
+        help="folder of gen encode: print the loss of a trained model on it, in bits",
     )
     parser.add_argument(
         "--write-geneval",

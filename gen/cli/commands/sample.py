@@ -25,7 +25,11 @@ def add_sample(commands: Commands) -> None:
     parser.set_defaults(resumable=True)
     parser.add_argument("modality", metavar="MODALITY", help="a modality (see gen ls modalities)")
     parser.add_argument(
-        "prompt", metavar="PROMPT", help='text that describes the output; "" for none'
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        default="",
+        help="text that describes the output (none)",
     )
     add_overrides(parser, "sampler.window=64")
     parser.add_argument(

@@ -27,13 +27,26 @@ EXPECTED = "module:name or file.py:name of a function (wave, rate) -> text, or a
 COUNTS = ("hits", "substitutions", "deletions", "insertions")
 
 
+@dataclass(frozen=True)
+class Recogniser:
+    """Speech recogniser.
+
+    Attributes:
+        function: text of a wave float32 [n] and its rate.
+        rate: samples per second that it takes; None for those of the file.
+    """
+
+    function: Callable[[np.ndarray, int], Any]
+    rate: int | None = None
+
+
 @register("metric", "wer")
 @dataclass(frozen=True)
 class WER(Metric):
     """Word and character error rate of speech by a speech recogniser; lower is better. ``asr``:
-    pipeline of transformers, or a function of a wave float32 [n] and its rate. ``text``:
-    ``prompt``, or the key of ``meta`` that holds the words. ``normalize``: ``words`` (lower case,
-    no punctuation) or ``none``."""
+    folder of a recogniser such as Whisper, to whose rate files are resampled, or a function of a
+    wave float32 [n] and its rate. ``text``: ``prompt``, or the key of ``meta`` that holds the
+    words. ``normalize``: ``words`` (lower case, no punctuation) or ``none``."""
 
     asr: str = text("", EXPECTED)
     text: str = text("prompt", "prompt, or a key of meta")
@@ -47,7 +60,7 @@ class WER(Metric):
         if not self.asr:
             raise GenError(f"wer.asr is missing; expected {EXPECTED} of a transformers ASR model")
 
-    def open(self, device: torch.device) -> Callable[[np.ndarray, int], str]:
+    def open(self, device: torch.device) -> Recogniser:
         if is_import_path(self.asr):
             found = load_object(self.asr, "wer.asr")
             if not callable(found):
@@ -55,7 +68,7 @@ class WER(Metric):
                     f"wer.asr is {self.asr!r}, a {type(found).__name__}; expected a"
                     " function (wave, rate) -> text"
                 )
-            return found
+            return Recogniser(found)
         try:
             with LOADING:
                 recognise = transformers().pipeline(
@@ -66,7 +79,8 @@ class WER(Metric):
                 f"wer.asr is {self.asr!r}, which cannot be loaded:"
                 f" {' '.join(str(error).split())[:200]}; expected {EXPECTED}"
             ) from None
-        return lambda wave, rate: recognise({"raw": wave, "sampling_rate": rate})["text"]
+        wanted = recognise.feature_extractor.sampling_rate
+        return Recogniser(lambda wave, _: recognise(wave)["text"], wanted)
 
     def skip(self, row: Mapping[str, Any], folder: Any, model: Any) -> str | None:
         words = text_of(row, self.text)
@@ -74,14 +88,14 @@ class WER(Metric):
             return f"its meta has no {self.text!r}"
         return None if self._normal(words) else "its text has no words"
 
-    def read(self, item: Item, model: Any) -> tuple[np.ndarray, int]:
-        return read_wave(item.path)
+    def read(self, item: Item, model: Recogniser) -> tuple[np.ndarray, int]:
+        return read_wave(item.path, model.rate)
 
     def measure(self, samples: Iterator[tuple[Item, Any]], model: Any) -> State:
         words = np.zeros(len(COUNTS), dtype=np.int64)
         characters = np.zeros(len(COUNTS), dtype=np.int64)
         for item, (wave, rate) in samples:
-            heard = model(wave, rate)
+            heard = model.function(wave, rate)
             if not isinstance(heard, str):
                 raise GenError(f"wer.asr returned a {type(heard).__name__}; expected a text")
             said, heard = self._normal(str(text_of(item.row, self.text))), self._normal(heard)

@@ -24,7 +24,7 @@ class Saved:
         model: path of the model.
         dtype: floating-point type of the saved pipeline.
         options: options of the model's family, paths among them absolute, and the keywords
-            ``variant`` and ``attn_implementation``.
+            ``draft_model``, ``variant`` and ``attn_implementation``.
     """
 
     folder: Path

@@ -35,7 +35,8 @@ class GridLlamaConfig(LlamaConfig):
     with full attention over the whole grid. ``base``: name of the model that the folder's weights
     are added to (``gen.models.load.low_rank``); None for a folder with weights of its own.
     ``trained_at_mask``: whether the mask stood among the inputs in training, by default if not
-    causal. The vocabulary has it in any case.
+    causal. The vocabulary has it in any case. Models of ``gen train`` state ``modality`` and
+    ``conditions`` as well (``gen.contracts.modality``).
     """
 
     model_type = "gen_grid_llama"

@@ -4,7 +4,7 @@ sampler sees of a model. ``gen.models.targets.latent`` holds those of latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -210,6 +210,7 @@ class Target:
         item_sampling: sampling parameters of each item where they differ, in ``FILTERS`` alone;
             None where ``sampling`` is that of all items.
         shares_prefill: whether rows with the same prompt that are new together compute it once.
+        drafters: folders of trained drafters that the model was loaded with, by kind.
         router: chooses the LoRA adapters of the rows; None where the network has none by name.
         adapters: LoRA adapter of each item, int64 [N], with a router.
 
@@ -255,6 +256,7 @@ class Target:
         self.device = model.device
         self.learned: dict[Any, Any] = {}
         self.name = ""
+        self.drafters: Mapping[str, str] = {}
         self.prompts = PromptBatch(
             self.device, prompt, prompt_length, uncond if sampling.guided else None, uncond_length
         )
@@ -323,6 +325,7 @@ class Target:
     def _handed_over(self, fresh: Self) -> Self:
         """Give a fresh target of the same items what this one was given after it was made."""
         fresh.name, fresh.known = self.name, self.known
+        fresh.drafters = self.drafters
         fresh.router, fresh.adapters = self.router, self.adapters
         fresh.at_most(self.rows)
         return fresh
@@ -396,6 +399,7 @@ class Target:
             None if uncond_length is None else uncond_length[index],
         )
         fresh.name, fresh.learned, fresh.evaluator = self.name, self.learned, self.evaluator
+        fresh.drafters = self.drafters
         fresh.limits = None if self.limits is None else self.limits[items]
         fresh.known = None if self.known is None else self.known[index]
         fresh.router = self.router
@@ -429,6 +433,7 @@ class Target:
         prompt = F.pad(prompt, (0, max(0, width - prompt.shape[1])))
         roomy = type(self)(model, prompt, space, sampling, uncond, length, uncond_length)
         roomy.name, roomy.learned = self.name, self.learned
+        roomy.drafters = self.drafters
         roomy.limits = None if self.limits is None else np.repeat(self.limits[:1], items)
         roomy.known, roomy.router, roomy.adapters = fresh.known, fresh.router, fresh.adapters
         return roomy

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gen.contracts.draft_model import DRAFTER
 from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import LayeredModel, SharedModel
@@ -30,7 +31,6 @@ from gen.models.targets.identity import distribution_of, require_trained_for, ta
 
 Net = TypeVar("Net", bound=nn.Module)
 
-MODEL_TYPE = "gen_drafter"
 # what the config of a draft model that was trained for one target calls its facts
 CONFIG_KEY = "drafter"
 WHERE = "sampler.drafter_weights"
@@ -85,7 +85,7 @@ def write_drafter(folder: str | Path, facts: DrafterFacts, weights: Mapping[str,
     path.mkdir(parents=True, exist_ok=True)
     halves = {k: v.detach().half().contiguous().cpu() for k, v in weights.items()}
     save_file(halves, path / "model.safetensors")
-    config = {"model_type": MODEL_TYPE, **asdict(facts)}
+    config = {"model_type": DRAFTER, **asdict(facts)}
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -104,8 +104,10 @@ def read_facts(
         GenError: there is no such drafter, or it is of another kind.
     """
     asked = name or f"{target_name}-{kind}"
-    path = zoo().get(asked) or Path(asked).expanduser()
-    if not (path / "config.json").is_file():
+    path = zoo().get(asked)
+    if path is None and name is not None:  # folders are never guessed
+        path = Path(name).expanduser()
+    if path is None or not (path / "config.json").is_file():
         if name is None:
             raise GenError(
                 f"{target_name or 'the model'} comes without a drafter of kind {kind}; expected"
@@ -117,7 +119,7 @@ def read_facts(
         config = json.loads((path / "config.json").read_text())
         found = config.pop("model_type", None) if isinstance(config, dict) else None
         facts = None
-        if found == MODEL_TYPE:
+        if found == DRAFTER:
             values: dict[str, Any] = {**config, "layers": tuple(config["layers"])}
             facts = DrafterFacts(**values)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -134,7 +136,8 @@ def read_drafter(
     """Read a drafter of a target.
 
     Args:
-        name: folder, or name of an embedded drafter; None means the embedded one of the target.
+        name: folder, or name of an embedded drafter; None means the one that the target was loaded
+            with, or the embedded one of the target.
         kind: kind of the drafter.
         target: the model with its sampling parameters.
         where: parameter that names it, for messages.
@@ -146,6 +149,7 @@ def read_drafter(
         GenError: there is no such drafter, it is of another kind, vocabulary, model or
             distribution, or its weights cannot be read.
     """
+    name = target.drafters.get(kind) if name is None else name
     path, facts = read_facts(name, kind, target.name, where)
     size = target.legal.shape[-1]
     if facts.vocab_size != size:
@@ -191,7 +195,7 @@ def embedded() -> list[str]:
     drafters = (
         name
         for name, folder in zoo().items()
-        if f'"{MODEL_TYPE}"' in (folder / "config.json").read_text()
+        if f'"{DRAFTER}"' in (folder / "config.json").read_text()
     )
     return sorted(drafters) or ["none that is embedded"]
 

@@ -1,0 +1,179 @@
+"""Modalities of models that were trained on media of one's own: their prompts are captions of a
+tokenizer in the model's folder, or they have none.
+
+There is no checker for such media, and ``check`` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gen.contracts.condition import Condition
+from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality, Verdict
+from gen.core.errors import GenError, cut
+from gen.modalities.audio.modality import AudioModality
+from gen.modalities.image.modality import ImageModality
+from gen.modalities.motion.modality import MotionModality
+from gen.modalities.speech.modality import SpeechModality
+from gen.modalities.video.modality import VideoModality
+from gen.tokenizers.text.trained import TrainedTokenizer
+
+EXAMPLES = "captions.txt"  # captions to measure with, beside the weights
+EMPTY = 0  # word of a slot without a token of a caption
+
+
+class OwnCaptions:
+    """Mixin before a modality's class. A condition is the text of a caption; an empty one is the
+    unconditional prompt.
+
+    Args:
+        name: model as the user wrote it.
+        config: content of its config.json.
+        folder: folder of its files.
+    """
+
+    accepts = frozenset({"text"})
+    most: Mapping[str, int] = {}
+    needs_prompt = False
+    slots: int
+    words: int
+    unconditional: list[int]
+    tokenizer: TrainedTokenizer | None = None
+
+    def __init__(self, name: str, config: Mapping[str, Any], folder: Path):
+        self.model_name, self.folder = name, folder
+        if config[CONDITIONS] == CAPTIONS:
+            self.tokenizer = TrainedTokenizer.from_folder(folder)
+            self.slots, self.words = config["prefix_length"], 1 + self.tokenizer.size
+            self.unconditional = [EMPTY] * self.slots
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        usual = dict(super().default_sampling)
+        if self.tokenizer is None:
+            usual.pop("guidance_scale", None)
+        return usual
+
+    def parse(self, condition: Condition) -> str:
+        condition.require(self.accepts, f"model {self.model_name}", self.most)
+        return self.condition(condition.text or "")
+
+    def condition(self, prompt: str) -> str:
+        """Return a caption with single spaces.
+
+        Raises:
+            GenError: it has more tokens than a prompt, or the model was trained without captions.
+        """
+        text = " ".join(prompt.split())
+        if text and self.tokenizer is None:
+            raise GenError(
+                f"the prompt is {cut(text)!r}, and model {self.model_name} was trained without"
+                " conditions; expected no prompt, or an empty one"
+            )
+        if len(words := self.prompt_words(text)) > self.slots:
+            raise GenError(
+                f"the prompt {cut(text)!r} has {len(words)} tokens; expected at most {self.slots},"
+                f" the prompt of model {self.model_name}"
+            )
+        return text
+
+    def prompt_words(self, condition: str) -> list[int]:
+        """Return the slots of a caption, behind its tokens empty."""
+        if self.tokenizer is None:
+            return self.unconditional
+        words = [1 + token for token in self.tokenizer.ids(condition)]
+        return words + self.unconditional[len(words) :]
+
+    def prompt_sizes(self, config: Any) -> tuple[int, int]:
+        return self.slots, self.words
+
+    def ground(self, condition: str, seed: int) -> str:
+        return condition
+
+    def as_stated(self, condition: str) -> str:
+        return condition
+
+    def complete(self, media: Any, condition: str) -> Any:
+        return media
+
+    def own_edit(self, condition: str) -> None:
+        return None
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Captions that were measured in training, or else trained on."""
+        path = self.folder / EXAMPLES
+        if self.tokenizer is None or not path.is_file():
+            return [""] * count
+        found = path.read_text(encoding="utf-8").splitlines()
+        order = np.random.default_rng(seed).permutation(len(found))
+        return [found[order[i % len(found)]] for i in range(count)]
+
+    def category(self, prompt: str) -> str:
+        return "all"
+
+    def check(self, media: Any, prompt: str) -> Verdict:
+        raise GenError(
+            f"model {self.model_name} was trained on media of one's own, and no checker knows what"
+            " they show; expected a built-in model"
+        )
+
+    def judge(self, media: Any, condition: Condition) -> Verdict:
+        return self.check(media, condition.text or "")
+
+    def grade(self, media: Any, prompt: str) -> float:
+        return float(self.check(media, prompt).passed)
+
+
+class OwnImages(OwnCaptions, ImageModality):
+    """Images with captions of their own."""
+
+
+class OwnSpeech(OwnCaptions, SpeechModality):
+    """Spoken sentences with their transcripts."""
+
+
+class OwnAudio(OwnCaptions, AudioModality):
+    """Sounds with captions of their own."""
+
+
+class OwnVideo(OwnCaptions, VideoModality):
+    """Clips with captions of their own."""
+
+
+class OwnMotion(OwnCaptions, MotionModality):
+    """Motions with captions of their own."""
+
+
+OF_MODALITY: dict[str, type[Any]] = {
+    cls.name: cls for cls in (OwnImages, OwnSpeech, OwnAudio, OwnVideo, OwnMotion)
+}
+
+
+def modality_of_model(
+    modality: Modality, name: str, config: Mapping[str, Any], folder: Path
+) -> Modality:
+    """Return a modality as a model of gen's own architectures serves it.
+
+    Args:
+        modality: the modality.
+        name: model as the user wrote it.
+        config: content of its config.json.
+        folder: folder of its files.
+
+    Raises:
+        GenError: the tokenizer of its captions cannot be read, or the modality has no captions.
+    """
+    conditions = config.get(CONDITIONS, BUILT_IN)
+    if conditions == BUILT_IN or isinstance(modality, OwnCaptions):
+        return modality
+    if modality.name not in OF_MODALITY:
+        if conditions == NOTHING:
+            return modality
+        raise GenError(
+            f"model {name} takes captions; expected one of modality {', '.join(OF_MODALITY)}"
+        )
+    return OF_MODALITY[modality.name](name, config, folder)
