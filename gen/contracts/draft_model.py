@@ -66,6 +66,11 @@ class DraftModel:
         """Name of the model; None for a trained drafter."""
         return self.name if self.kind is None else None
 
+    @staticmethod
+    def drafters(draft: DraftModel | None) -> dict[str, str]:
+        """Return the folders of trained drafters by kind, that of this one or none."""
+        return {} if draft is None or draft.kind is None else {draft.kind: draft.name}
+
     def completed(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return the spec of a sampler with the trained drafter, where it leaves the drafter
         open."""

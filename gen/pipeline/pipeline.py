@@ -535,17 +535,13 @@ def load(
         quantization: ``int8`` or ``int4`` weights, by torchao, and so on; see ``Pipeline``.
         adapters: folder or hub id of a LoRA adapter of PEFT, or several by name.
         sparse_prefill: share of a prompt's tokens that layers skip; see ``Pipeline``.
-        batch_invariant: tokens do not depend on batch, order, window or neighbours in any dtype;
-            see ``Pipeline``.
+        batch_invariant: tokens of any dtype depend on no batch, order or window; see ``Pipeline``.
         cuda_graphs: replay forward passes of language models as CUDA graphs; see ``Pipeline``.
-        draft_model: zoo name, folder or hub id of a smaller model, or folder of a trained drafter,
-            with which a call that names no sampler drafts; see ``Pipeline``.
+        draft_model: smaller model, or trained drafter, that calls draft with; see ``Pipeline``.
         options: options of the model's family (``gen ls families``), and these keywords of
-            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``,
-            ``variant``, ``gguf_file`` and ``local_files_only``
-            (``gen.models.load.hub.HubOptions``),
-            ``max_memory``, ``offload_folder``, ``attn_implementation`` and ``tp``
-            (``gen.contracts.checkpoint.LoadOptions``).
+            ``from_pretrained``: ``revision``, ``token``, ``cache_dir``, ``subfolder``, ``variant``,
+            ``gguf_file``, ``local_files_only`` (``gen.models.load.hub.HubOptions``), and those of
+            ``gen.contracts.checkpoint.PLACEMENT``.
 
     Raises:
         GenError: an unknown name, device, dtype or option.

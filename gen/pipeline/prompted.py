@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition, PromptBatch
+from gen.contracts.draft_model import DraftModel
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError, Interrupt
@@ -73,8 +74,7 @@ class PromptedModels(ModalityModels):
             sampling: sampling parameters.
             items: items whose conditions are decoded.
             name: name of the model; None for the sampler's own.
-            prefix: tokens [k] that the prompt of a left-to-right model ends with; the target is
-                what follows them.
+            prefix: tokens [k] at the end of a left-to-right prompt; the target is what follows.
             space: token space; None for the model's own.
             protocol: protocol of the model; None for the sampler's.
 
@@ -115,8 +115,7 @@ class PromptedModels(ModalityModels):
         if name == self.model:
             self._route(target, adapter, items)
         target.learned, target.name = self._learned.setdefault(name, {}), name
-        if self.draft_model is not None and self.draft_model.kind is not None:
-            target.drafters = {self.draft_model.kind: self.draft_model.name}
+        target.drafters = DraftModel.drafters(self.draft_model)
         return target
 
     def _route(self, target: Target, adapter: Any, items: Sequence[ItemPlan]) -> None:
