@@ -59,12 +59,10 @@ SPLIT = FROM_PRETRAINED | {"tp"}  # those of networks with a plan of transformer
 FILLED = frozenset({"variant", "device_map"})  # those of networks that gen fills itself
 PLACEMENT = ("max_memory", "offload_folder", "attn_implementation", "tp")  # fields of LoadOptions
 WEIGHTS = ("quantization", "adapters")  # options that change weights; gen's own models take them
-PASSES = (
-    "sparse_prefill",
-    "batch_invariant",
-    "cuda_graphs",
-)  # options that change forward passes; gen's own models take them
-WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})  # need no named one
+# options that change forward passes; gen's own models take them
+PASSES = ("sparse_prefill", "batch_invariant", "cuda_graphs")
+# options that need no named model
+WITHOUT_MODEL = frozenset({"batch_invariant", "cuda_graphs", "draft_model"})
 OF_EVERY_FAMILY = (
     *HUB_KEYWORDS, "device_map", "trust_remote_code", *PLACEMENT, *WEIGHTS, *PASSES, "draft_model",
 )  # fmt: skip

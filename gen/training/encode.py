@@ -101,13 +101,7 @@ def encode_folder(
     elif tokenizer is not None:
         captions = Captions.fitted(tokenizer, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
-    plan = {
-        **about,
-        **({"vocab_size": choice.vocab_size} if choice.is_own else {}),
-        "shard_items": options.shard_items,
-        "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
-        "sources": [[s.name, s.condition] for s in sources],
-    }
+    plan = make_plan({**about, **choice.to_dict()}, options, sources)
     open_folder(dest, plan)
     sweep_temporaries(dest)
     if tokenizer is not None:
@@ -126,6 +120,18 @@ def encode_folder(
         )
     about["left_out"] = left_out(folder, modality)
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
+
+
+def make_plan(
+    about: dict[str, Any], options: EncodeOptions, sources: list[Source]
+) -> dict[str, Any]:
+    """Return what is encoded and how: ``about``, the sources, and digests of their files."""
+    return {
+        **about,
+        "shard_items": options.shard_items,
+        "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
+        "sources": [[s.name, s.condition] for s in sources],
+    }
 
 
 def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:

@@ -86,6 +86,10 @@ class Choice:
         """Whether captions or texts have another tokenizer than the modality's language."""
         return self.name != BUILT_IN
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a plan says of a tokenizer that is not the modality's language."""
+        return {"vocab_size": self.vocab_size} if self.is_own else {}
+
     def tokenizer(
         self, dest: Path, encoder: Encoder, sources: list[Source]
     ) -> TrainedTokenizer | None:

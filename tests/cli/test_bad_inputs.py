@@ -130,7 +130,7 @@ TABLES = [
     ("p.txt.gz", gzip.compress(b"a ring\n" * 100)[:20], "cannot be read"),
 ]
 COMMANDS = [
-    (["sample"], "required: MODALITY, PROMPT"),
+    (["sample"], "required: MODALITY"),
     (["sample", "image", "a red circle", "--seed", "x"], "--seed"),
     (["sample", "image", "a red circle", "-n", "0"], "num_samples is 0"),
     (["sample", "image", "a red circle", "seed"], "KEY=VALUE"),

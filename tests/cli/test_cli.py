@@ -156,7 +156,7 @@ def refused(capsys, *argv: str) -> str:
         (["sample", "image", RING, "--sed", "3"], "Did you mean '--seed'"),
         (["sample", "image", RING, "--sed=3"], "Did you mean '--seed'"),
         (["sample", "image", "a", "small", "ring"], "a prompt of several words in quotes"),
-        (["sample", "image"], "PROMPT"),
+        (["sample", "image"], "prompts.0 is ''"),
         (["sample", "imge", RING], "Did you mean 'image'"),
         (["sample", "toy", "x!"], "holds '!'"),
         (["sample", "toy", ""], "prompts.0"),

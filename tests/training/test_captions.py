@@ -38,7 +38,7 @@ TEXTS = [
 ]
 
 
-def pictures(folder: Path, captions: list[str], colours: list[str]) -> Path:
+def images_of(folder: Path, captions: list[str], colours: list[str]) -> Path:
     folder.mkdir(parents=True)
     for i, (caption, colour) in enumerate(zip(captions, colours, strict=True)):
         Image.new("RGB", (64, 64), colour).save(folder / f"{i}.png")
@@ -60,8 +60,8 @@ def root(tmp_path_factory) -> Path:
     """Folder with tokens of red and of blue images, a model with their captions, and one of the
     images alone."""
     root = tmp_path_factory.mktemp("captions")
-    pictures(root / "media", [*WORDS] * 4, [*WORDS.values()] * 4)
-    pictures(root / "bare", [""] * 8, ["red"] * 8)
+    images_of(root / "media", [*WORDS] * 4, [*WORDS.values()] * 4)
+    images_of(root / "bare", [""] * 8, ["red"] * 8)
     for name, data in (("media", "D"), ("bare", "N")):
         encode_folder("image", root / name, root / data)
         run(root / data, root / f"{data}-run")
@@ -103,7 +103,7 @@ def test_the_same_captions_make_the_same_tokenizer_of_the_size_that_was_asked_fo
 def test_captions_get_a_tokenizer_where_the_built_in_language_lacks_most(
     captions, asked, own, tmp_path, capsys
 ):
-    folder = pictures(tmp_path / "media", captions, ["red"] * len(captions))
+    folder = images_of(tmp_path / "media", captions, ["red"] * len(captions))
     asking = ["--tokenizer", asked, "--out", str(tmp_path / "D")]
     assert main(["encode", "image", str(folder), *asking]) == 0
     manifest = json.loads((tmp_path / "D" / "manifest.json").read_text())
@@ -113,7 +113,7 @@ def test_captions_get_a_tokenizer_where_the_built_in_language_lacks_most(
 
 
 def test_control_a_misspelt_caption_among_built_in_ones_is_named(tmp_path):
-    folder = pictures(tmp_path / "media", ["a red circle", "a rad circle"], ["red"] * 2)
+    folder = images_of(tmp_path / "media", ["a red circle", "a rad circle"], ["red"] * 2)
     with pytest.raises(GenError, match=r"1 of 2 sources cannot be read: 1.png .*--tokenizer own"):
         encode_folder("image", folder, tmp_path / "D")
 
@@ -127,13 +127,13 @@ def test_control_a_misspelt_caption_among_built_in_ones_is_named(tmp_path):
     ],
 )
 def test_what_is_no_tokenizer_is_refused(options, message, tmp_path):
-    folder = pictures(tmp_path / "media", [*WORDS], ["red"] * 2)
+    folder = images_of(tmp_path / "media", [*WORDS], ["red"] * 2)
     with pytest.raises(GenError, match=message):
         encode_folder("image", folder, tmp_path / "D", EncodeOptions(**options))
 
 
 def test_tokenizers_of_what_has_no_captions_are_refused(tmp_path):
-    bare = pictures(tmp_path / "media", [""], ["red"])
+    bare = images_of(tmp_path / "media", [""], ["red"])
     with pytest.raises(GenError, match="tokenizer is 'own', and no medium has a caption"):
         encode_folder("image", bare, tmp_path / "D", EncodeOptions(tokenizer="own"))
     actions = own_media.action(tmp_path / "actions", 2)
@@ -143,7 +143,7 @@ def test_tokenizers_of_what_has_no_captions_are_refused(tmp_path):
 
 def test_a_caption_that_no_prompt_holds_is_named(tmp_path):
     captions = ["ein roter Kreis", "".join(chr(0x4E00 + i) for i in range(MOST))]
-    folder = pictures(tmp_path / "media", captions, ["red"] * 2)
+    folder = images_of(tmp_path / "media", captions, ["red"] * 2)
     with pytest.raises(GenError, match=r"1.png \(the caption '一.*tokens; expected at most"):
         encode_folder("image", folder, tmp_path / "D", EncodeOptions(tokenizer="own"))
 
