@@ -274,10 +274,8 @@ class ModalityModels:
             require_modality(self.modality, draft.name, self.files(draft.name), "draft_model")
         size = None if self.model is None else self.files(self.model).config.get("vocab_size")
         if None not in (size, draft.vocab_size) and size != draft.vocab_size:
-            raise GenError(
-                f"draft_model {draft.name} has {draft.vocab_size} token ids; expected {size}, those"
-                f" of model {self.model}"
-            )
+            said = f"draft_model {draft.name} has {draft.vocab_size} token ids"
+            raise GenError(f"{said}; expected {size}, those of model {self.model}")
 
     @property
     def device(self) -> torch.device:

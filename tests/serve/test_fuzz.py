@@ -22,8 +22,9 @@ from gen.serve.settings import Settings
 
 REQUESTS = 300
 SLOWEST = 3.0  # seconds to an answer, or to the end of the connection where a head is no head
-PATHS_HERE = re.compile("|".join(map(re.escape, (str(Path(__file__).parents[2]), sys.prefix))))
-TRACES = re.compile(r"Traceback|site-packages|File \"|/usr/lib|/root/|/home/")
+HERE = (str(Path(__file__).parents[2]), sys.prefix, str(Path.home()) + "/")
+PATHS_HERE = re.compile("|".join(map(re.escape, HERE)))
+TRACES = re.compile(r"Traceback|site-packages|File \"|/usr/lib")
 BODIES = {
     "/v1/completions": {"model": "text", "prompt": "sort 3 1 2 =", "max_tokens": 8},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "sort 3 1 2 ="}]},
