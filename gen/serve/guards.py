@@ -29,7 +29,7 @@ OPEN_BELOW = ("/static/",)
 CLIENTS = 10_000  # clients whose rates are remembered
 MOST_HELD = 512_000_000  # bytes of bodies, over all requests that are open
 MOST_DRAINED = 256_000_000  # bytes of a refused body that are read and thrown away
-DRAINED_SECONDS = 5.0
+DRAINED_SECONDS = 2.0
 PORTS = {"http": 80, "https": 443}  # of origins that name none
 
 

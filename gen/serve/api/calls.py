@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -314,12 +315,12 @@ def text_length(prompts: Iterable[Any]) -> int:
 
 def item_info(output: PipelineOutput, i: int) -> dict[str, Any]:
     """Return what a response says about an item beside its media, under ``gen``."""
-    stats = output.stats[i]
+    stats, model = output.stats[i], Path(output.model)
     return {
         "seed": output.items[i].seed,
         "nfe": stats.nfe,
         "guarantee": output.guarantee,
-        "model": output.model,
+        "model": model.name if model.is_absolute() else output.model,  # no path of this machine
         "sampler": output.spec["name"],
         "tokens": stats.tokens,
         "draft_acceptance_rate": stats.draft_acceptance_rate,
