@@ -56,6 +56,10 @@ class ConstraintBuilder:
         self._building: dict[Hashable, _Turn] = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        """A copy of another process begins with nothing built, and builds there."""
+        return ConstraintBuilder, (self.most, None, self.cache.most_bytes)
+
     def build(
         self,
         structured: Mapping[str, Any],

@@ -15,9 +15,9 @@ from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError, bad_type
 from gen.core.registry import registry
 from gen.core.sampler import preset_of, sampler_class
+from gen.models.draft_heads import DRAFTER
 from gen.models.load.hub import HUB, HubOptions
 
-DRAFTER = "gen_drafter"  # model type of a trained drafter, which is no model of its own
 # sampler that drafts, by ``model_key`` of the model that is drafted for
 DRAFTING = {"causal": "speculative", "causal-latents": "continuous_speculative"}
 

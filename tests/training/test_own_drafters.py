@@ -18,6 +18,7 @@ from gen.__main__ import main
 from gen.contracts.modality_of import modality_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.engine.engine import LIMITS
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.drafters.recipe import main as recipe
 from gen.serve.run import make_engine
@@ -200,7 +201,7 @@ def test_the_command_of_the_server_takes_a_draft_model(root):
     class Args:
         model = [f"mine=text:{root / 'E' / 'model'}"]
         model_option = [f"mine:draft_model={folder(root, 'exit')}"]
-        device, dtype, max_rows, max_waiting = "cpu", None, None, None
+        device, dtype, max_rows, max_waiting, limits = "cpu", None, None, None, LIMITS
 
     engine = make_engine(Args)
     try:

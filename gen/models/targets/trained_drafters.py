@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gen.contracts.draft_model import DRAFTER
 from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import LayeredModel, SharedModel
+from gen.models.draft_heads import DRAFTER
 from gen.models.load.locate import config_field, readable, zoo
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
