@@ -9,14 +9,13 @@ command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 
 from gen.cli.parser import parse
 from gen.core.errors import GenError
+from gen.core.interrupts import terminable
 from gen.core.log import configure
 from gen.core.memory import is_out_of_memory
 from gen.core.printable import printable
@@ -27,16 +26,14 @@ LONGEST = 4000  # characters of a message: a name that is listed in full fits
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; ``argv`` is the command line without ``gen``."""
-    previous = args = None
+    args = None
     if argv is None:  # a process of its own
         hide_quantizers()
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
         configure(args.verbose, args.quiet)
-        if threading.current_thread() is threading.main_thread():
-            # schedulers end processes so; temporary files are removed all the same
-            previous = signal.signal(signal.SIGTERM, _interrupt)
-        return args.command(args)
+        with terminable():  # schedulers end processes so; temporary files are removed all the same
+            return args.command(args)
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt as error:
@@ -57,9 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(
             f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error
         )
-    finally:
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
 
 
 def _say(text: str, code: int, error: BaseException) -> int:
@@ -70,10 +64,6 @@ def _say(text: str, code: int, error: BaseException) -> int:
         line = f"{line[:LONGEST]}... ({len(line):,} characters; GEN_DEBUG=1 shows all)"
     print(f"gen: {line}", file=sys.stderr, flush=True)
     return code
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from gen.core.interrupts import ASKED
+
 # seconds in which a second signal is the same request: schedulers tell parent and child, and a
 # parent tells its children
 SAME = 2.0
@@ -32,6 +34,9 @@ def stoppable(
         note: receives a line when a signal comes.
         work: what is finished then, for the line.
         signals: names of the signals that ask; those that a platform lacks are left out.
+
+    Raises:
+        KeyboardInterrupt: a signal came before, and somebody caught its interrupt.
     """
     asked, since = threading.Event(), 0.0
 
@@ -48,6 +53,8 @@ def stoppable(
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
+    if ASKED.is_set():  # while what comes before was imported or planned
+        raise KeyboardInterrupt
     numbers = [getattr(signal, n) for n in signals if hasattr(signal, n)]
     before = {n: signal.signal(n, ask) for n in numbers}
     try:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from fastapi.exceptions import RequestValidationError
 from PIL import Image
 from pydantic import ValidationError
+from torch import Tensor
 
 from gen.contracts.condition import Condition
 from gen.core.condition_parts import PARTS
@@ -41,13 +43,13 @@ from gen.serve.api.speech import SpeechRequest, wanted_speech
 from gen.serve.api.texts import (
     ChatRequest,
     CompletionRequest,
-    is_json,
-    is_whole_json,
+    finish_reason,
     wanted_chat,
     wanted_completion,
 )
 from gen.serve.api.tools import ToolUse
 from gen.store.ledger import is_job, read_rows
+from gen.store.stored_tokens import load_tokens
 
 MOST_LINES = 50_000
 SEEDS = 2**31
@@ -97,10 +99,8 @@ class Line:
         model: id of the model.
         extension: extension of its files.
         form: what its outputs become: text, joints, actions or base64.
-        limit: ``max_new_tokens``.
         n: outputs of each prompt.
         calls: format in which its texts call functions; empty where they call none.
-        is_json: whether its texts are JSON.
         deadline: seconds that an output may take.
         error: why it cannot be made.
         status: HTTP status of the error.
@@ -111,10 +111,8 @@ class Line:
     model: str = ""
     extension: str = ""
     form: str = ""
-    limit: int | None = None
     n: int = 1
     calls: str = ""
-    is_json: bool = False
     deadline: float | None = None
     error: dict[str, Any] | None = None
     status: int = 400
@@ -209,11 +207,10 @@ class JobPlan:
             entry["sampler"] = wanted.sampler
         if extension != registry.get("modality", served.modality).extension:
             entry["format"] = extension
-        limit = wanted.sampling.get("max_new_tokens")
         rule = wanted.sampling.get("structured") or {}
         calls = rule["format"] if "tool_calls" in rule else ""
-        line = Line(custom_id, [], body.model, extension, form, limit, wanted.n, calls)
-        line.is_json, line.deadline = is_json(rule), wanted.deadline
+        line = Line(custom_id, [], body.model, extension, form, wanted.n, calls)
+        line.deadline = wanted.deadline
         for prompt in wanted.prompts:
             for sample in range(wanted.n):
                 row = {**row_of(prompt), "seed": seed + sample, "sampling": wanted.sampling}
@@ -266,6 +263,7 @@ class JobPlan:
             "device": device,
             "dtype": dtype,
             "trace": 0,
+            "tokens": "text" in self.endpoint.kinds,  # they say why a text ended
         }
         put_text(folder / "job.yaml", yaml.safe_dump(job, sort_keys=False))
         put_text(folder / "lines.json", json.dumps([vars(line) for line in self.lines]))
@@ -345,11 +343,16 @@ def results(calls: Calls, folder: Path, failure: str) -> Iterator[tuple[bool, di
     )
     for values in json.loads((folder / "lines.json").read_text(encoding="utf-8")):
         line = Line(**values)
-        error, status, data, prompt = line.error, line.status if line.error else 200, [], 0
+        error, status = line.error, line.status if line.error else 200
+        data, prompt, reason = [], 0, None
         try:
             if not error and line.form in TEXTS:
-                prompt, line.limit = _sizes(calls, line, asked)
-            data = [] if error else [_output(job, rows, name, line, failure) for name in line.rows]
+                prompt, reason = _texts(calls, line, asked)
+            data = (
+                []
+                if error
+                else [_output(job, rows, name, line, failure, reason) for name in line.rows]
+            )
         except GenError as problem:
             found = as_api_error(problem)
             error, status = found.body["error"], found.status
@@ -374,10 +377,11 @@ def _asked(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _sizes(calls: Calls, line: Line, asked: Mapping[str, dict[str, Any]]) -> tuple[int, int]:
-    """Return the tokens of the prompts of a line, and the most tokens of an output."""
-    pipe = calls.engine.models.pipeline(line.model)
-    prompt, most = 0, line.limit or 0
+def _texts(
+    calls: Calls, line: Line, asked: Mapping[str, dict[str, Any]]
+) -> tuple[int, Callable[[Tensor, int], str]]:
+    """Return the tokens of the prompts of a line, and what says why an output ended."""
+    pipe, prompt = calls.engine.models.pipeline(line.model), 0
     for name in line.rows[:: line.n]:
         row = asked[name]
         parts = {part: _medium_of(row[part]) for part in row.keys() & set(PARTS)}
@@ -385,9 +389,8 @@ def _sizes(calls: Calls, line: Line, asked: Mapping[str, dict[str, Any]]) -> tup
             [{"text": row["prompt"], **parts}], row["sampler"], 1, 0, dict(row["sampling"])
         )
         prompt += sum(pipe.prompt_lengths(request.items, request.spec))
-        name = pipe.model_name(request.spec, pipe.part_of(request.items))
-        most = line.limit or pipe.bound(name)[1].space.length
-    return prompt, most
+    model = pipe.model_name(request.spec, pipe.part_of(request.items))
+    return prompt, partial(finish_reason, pipe, model, request.sampling)
 
 
 def _medium_of(value: Any) -> Any:
@@ -410,9 +413,15 @@ def _body(line: Line, data: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _output(
-    job: Path, rows: Mapping[str, dict[str, Any]], name: str, line: Line, failure: str
+    job: Path,
+    rows: Mapping[str, dict[str, Any]],
+    name: str,
+    line: Line,
+    failure: str,
+    reason: Callable[[Tensor, int], str] | None,
 ) -> dict[str, Any]:
-    """Return one output of a line. Raises ``ApiError`` for an item that failed."""
+    """Return one output of a line, of a text with the ``reason`` that it ended for. Raises
+    ``ApiError`` for an item that failed."""
     row = rows.get(name)
     if row is None or row["status"] != "ok":
         message = failure if row is None else str(row["error"])
@@ -424,11 +433,11 @@ def _output(
     media = modality.load(job / row["file"])
     names = ("seed", "nfe", "guarantee", "tokens", "draft_acceptance_rate", "seconds")
     info = {key: row.get(key) for key in names} | {"sampler": row["sampler"]}
-    if line.form in TEXTS:
-        is_over = row["tokens"] != line.limit or (line.is_json and is_whole_json(media))
+    if reason is not None:
+        tokens = load_tokens(job / row["tokens_file"]).tokens
         use = ToolUse(FORMATS[line.calls], ()) if line.calls else None
         shape = TEXTS[line.form] if use is None else Chats(use)
-        said = shape.whole(media, "stop" if is_over else "length")
+        said = shape.whole(media, reason(tokens, row["tokens"]))
         return {**said, "logprobs": None, "gen": info}
     if line.form == "joints":
         return {"joints": media.joints.astype(float).round(5).tolist(), "gen": info}

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
+from torch import Tensor
 
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import shown
+from gen.core.sampling_params import SamplingParams
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.streaming import Chunk
@@ -333,21 +335,35 @@ async def _events(
 
 
 def finish_reasons(calls: Calls, body: TextFields, output: PipelineOutput) -> list[str]:
-    """Return why each text ended: ``stop`` at an end, a stop text or the end of a structure, or
-    ``length``."""
+    """Return why each text ended (``finish_reason``)."""
     pipe = calls.engine.models.pipeline(body.model)
-    _, binding, frontend = pipe.bound(output.model)
-    ends = {*binding.space.ends, *output.sampling.stop_token_ids}
-    reasons: list[str] = []
-    for tokens, stats in zip(output.tokens.tolist(), output.stats, strict=True):
-        if ends & set(tokens[: stats.tokens]):  # what fills a row behind its limit ends nothing
-            reasons.append("stop")
-            continue
-        text = pipe.decode(output.tokens.new_tensor(tokens), binding.space, frontend)
-        is_over = any(s in text for s in output.sampling.stop)
-        is_over = is_over or (is_json(output.sampling.structured) and is_whole_json(text))
-        reasons.append("stop" if is_over else "length")
-    return reasons
+    rows = zip(output.tokens, output.stats, strict=True)
+    return [
+        finish_reason(pipe, output.model, output.sampling, tokens, stats.tokens)
+        for tokens, stats in rows
+    ]
+
+
+def finish_reason(
+    pipe: Pipeline, model: str, sampling: SamplingParams, tokens: Tensor, count: int
+) -> str:
+    """Return why a text ended: ``stop`` at an end, a stop text or the end of a structure, or
+    ``length``.
+
+    Args:
+        pipe: the pipeline.
+        model: name of the model that wrote the text.
+        sampling: sampling parameters.
+        tokens: its tokens, long [T].
+        count: number of those that are not behind its limit.
+    """
+    _, binding, frontend = pipe.bound(model)
+    if {*binding.space.ends, *sampling.stop_token_ids} & set(tokens[:count].tolist()):
+        return "stop"
+    text = pipe.decode(tokens, binding.space, frontend)
+    is_over = any(stop in text for stop in sampling.stop)
+    is_over = is_over or (is_json(sampling.structured) and is_whole_json(text))
+    return "stop" if is_over else "length"
 
 
 def is_json(rule: Mapping[str, Any] | None) -> bool:
