@@ -42,6 +42,11 @@ def give_back(rows: int) -> None:
     if rows < MANY:
         return
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """Let the system have free memory that the C library keeps."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # another C library, which has its own ways

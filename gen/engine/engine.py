@@ -32,7 +32,7 @@ from gen.constraints.budget import Limits
 from gen.constraints.builder import ConstraintBuilder
 from gen.constraints.process import BuilderProcess
 from gen.core.edit_spec import EditSpec
-from gen.core.memory import free_memory, is_out_of_memory
+from gen.core.memory import free_memory, is_out_of_memory, trim
 from gen.core.sampler import SamplerSpec
 from gen.engine.lane import Lane, LaneBatch
 from gen.engine.models import ServedModels
@@ -58,6 +58,7 @@ MOST_ROWS = 8
 MOST_PREPARED = 32  # requests that are prepared and in no batch yet
 PREPARING = 2  # threads that load models and prepare requests; as many for structured output
 LIMITS = Limits()
+SETTLED = 1.0  # seconds after which nothing holds what an answer was made of
 KEPT_IDLE = 30.0  # seconds that a lane without work keeps its batch
 SHARE = 0.5  # share of the free memory that keys and values may take
 
@@ -100,6 +101,8 @@ class Engine:
         self._tickets: set[Ticket] = set()
         self._lock = threading.Lock()
         self._to_prepare: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._has_holes = False  # a constraint, which may be large, has left free memory
+
         self._structured: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._whole: queue.SimpleQueue[Work | Computation | None] = queue.SimpleQueue()
@@ -225,43 +228,49 @@ class Engine:
     # threads that prepare
 
     def _prepare(self, tickets: queue.SimpleQueue[Ticket | None]) -> None:
-        while True:
-            ticket = tickets.get()
-            if ticket is None:
+        # a thread that waits holds no request: their constraints may be large
+        while (ticket := tickets.get()) is not None:
+            self._prepare_one(ticket)
+            del ticket
+
+    def _prepare_one(self, ticket: Ticket) -> None:
+        self._prepared.acquire()
+        refusal = ticket.refusal()
+        if refusal is None:
+            try:
+                pipe = self.models.pipeline(ticket.model)
+                if ticket.compute is not None:
+                    self._whole.put(Computation(ticket, pipe))
+                    return
+                work = work_of(ticket, pipe, self._media, self.constraints)
+                (self._whole if work.lane is None else self._inbox).put(work)
                 return
-            self._prepared.acquire()
-            refusal = ticket.refusal()
-            if refusal is None:
-                try:
-                    pipe = self.models.pipeline(ticket.model)
-                    if ticket.compute is not None:
-                        self._whole.put(Computation(ticket, pipe))
-                        continue
-                    work = work_of(ticket, pipe, self._media, self.constraints)
-                    (self._whole if work.lane is None else self._inbox).put(work)
-                    continue
-                except Exception as error:  # a wrong request, or a model that cannot be read
-                    refusal = error
-            self._prepared.release()
-            ticket.finish(None, refusal)
+            except Exception as error:  # a wrong request, or a model that cannot be read
+                refusal = error
+        self._prepared.release()
+        ticket.finish(None, refusal)
 
     # the thread of works that share no batch
 
     def _decode_whole(self) -> None:
         while (work := self._whole.get()) is not None:
-            self._prepared.release()
-            ticket, count = work.ticket, len(work.ticket.request.items)
-            self.stats.move(ticket, waiting=-count, running=count)
-            ticket.state = RUNNING
-            try:
-                refusal = ticket.refusal()
-                if refusal is not None:
-                    raise refusal
-                output = work.make() if isinstance(work, Computation) else self._made(work)
-            except Exception as error:
-                ticket.finish(None, error)
-                continue
-            ticket.finish(output)
+            self._make_whole(work)
+            del work
+
+    def _make_whole(self, work: Work | Computation) -> None:
+        self._prepared.release()
+        ticket, count = work.ticket, len(work.ticket.request.items)
+        self.stats.move(ticket, waiting=-count, running=count)
+        ticket.state = RUNNING
+        try:
+            refusal = ticket.refusal()
+            if refusal is not None:
+                raise refusal
+            output = work.make() if isinstance(work, Computation) else self._made(work)
+        except Exception as error:
+            ticket.finish(None, error)
+            return
+        ticket.finish(output)
 
     def _made(self, work: Work) -> PipelineOutput:
         """Make all items of a work, and count what they took."""
@@ -275,14 +284,17 @@ class Engine:
 
     def _decode(self) -> None:
         while self._take_inbox():
-            for lane in list(self._lanes.values()):
-                self._sweep(lane)
-                self._admit(lane)
-                for batch in list(lane.batches):
-                    if batch.members:
-                        self._step(lane, batch)
-                lane.drop_spent()
-            self._drop_idle()
+            self._step_lanes()
+
+    def _step_lanes(self) -> None:
+        for lane in list(self._lanes.values()):
+            self._sweep(lane)
+            self._admit(lane)
+            for batch in list(lane.batches):
+                if batch.members:
+                    self._step(lane, batch)
+            lane.drop_spent()
+        self._drop_idle()
 
     def _take_inbox(self) -> bool:
         """Put new works into their lanes; wait for one where there is nothing to do. Returns False
@@ -290,11 +302,14 @@ class Engine:
         is_idle = all(lane.is_idle for lane in self._lanes.values())
         wait: float | None = 0.0
         if is_idle:
-            wait = KEPT_IDLE if self._lanes else None
+            wait = SETTLED if self._has_holes else KEPT_IDLE if self._lanes else None
         while True:
             try:
                 work = self._inbox.get(block=wait != 0, timeout=wait or None)
             except queue.Empty:
+                if wait and self._has_holes:
+                    self._has_holes = False
+                    trim()
                 return True
             if work is None:
                 return False
@@ -380,3 +395,4 @@ class Engine:
             kept = KEPT_IDLE if lane.is_kept else 0.0
             if lane.is_idle and now - lane.idle_since >= kept:
                 del self._lanes[key]
+                self._has_holes = self._has_holes or not lane.is_kept

@@ -152,7 +152,7 @@ def faults(answer: bytes, seconds: float) -> list[str]:
 
 @pytest.mark.slow
 def test_no_random_request_finds_a_fault(tmp_path):
-    with serving(Settings(batches=tmp_path, deadline=60, body_timeout=1)) as server:
+    with serving(Settings(batches=tmp_path, deadline=60, body_timeout=0.5)) as server:
         for path, body in BODIES.items():
             server.ask(path, body)  # models are loaded when they are first asked for
         found, statuses = [], {}

@@ -253,7 +253,8 @@ def test_slow_clients_are_cut_off_and_others_are_served(server, monkeypatch):
         began = time.monotonic()
         for n, connection in enumerate(slow[:20]):
             connection.sendall(b"POST /v1/completions HT"[: n + 1])  # a head without an end
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
+        head += b"Content-Type: application/json\r\n\r\n{"
         for connection in slow[20:]:
             connection.sendall(head)  # a body without an end
         assert other.ask("/v1/completions", TASK)[0] == 200

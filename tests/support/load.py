@@ -395,8 +395,8 @@ class Load:
             except httpx.HTTPError as error:
                 ended[type(error).__name__] += 1
                 return
-            told = answer.status_code == 503 and "Retry-After" in answer.headers
-            ended["503 with Retry-After" if told else str(answer.status_code)] += 1
+            told = answer.status_code in (429, 503) and "Retry-After" in answer.headers
+            ended[f"{answer.status_code}{' with Retry-After' if told else ''}"] += 1
 
         tasks = [asyncio.create_task(one(n)) for n in range(streams)]
         await asyncio.sleep(2)
@@ -406,7 +406,11 @@ class Load:
         await asyncio.wait(tasks, timeout=30)
         for how, count in ended.items():
             self.outcomes[f"drain: {how}"] += count
-        if set(ended) - {"200", "503 with Retry-After"} or status != 0 or took > 20:
+        if (
+            set(ended) - {"200", "429 with Retry-After", "503 with Retry-After"}
+            or status != 0
+            or took > 20
+        ):
             self.wrong.append(f"drain: {dict(ended)}, exit status {status} after {took:.1f} s")
 
     async def settled(self) -> None:
