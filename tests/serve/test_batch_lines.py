@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gen.engine.engine import Engine
 from gen.serve.api import batches
@@ -89,7 +91,10 @@ def test_a_line_that_took_longer_than_its_deadline_is_an_error(calls, tmp_path, 
     plan = planned(calls, b"\n".join([line(1, {**TASK, "deadline": 2}), line(2, TASK)]))
     plan.write(tmp_path, "cpu", "float32")
     row = {"status": "ok", "seconds": 3.0, "modality": "text", "tokens": 3, "sampler": "sjd"}
-    rows = [{**row, "input_id": name, "file": "a.txt"} for name in plan.known.values()]
+    row |= {"file": "a.txt", "tokens_file": "a.npz"}
+    rows = [{**row, "input_id": name} for name in plan.known.values()]
+    tokens = SimpleNamespace(tokens=torch.tensor([1, 2, 3]))
+    monkeypatch.setattr("gen.serve.api.batch_jobs.load_tokens", lambda path: tokens)
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "a.txt").write_text("1 2 3")
     monkeypatch.setattr("gen.serve.api.batch_jobs.is_job", lambda folder: True)

@@ -164,7 +164,7 @@ def test_no_random_request_finds_a_fault(tmp_path):
             status = answer[9:12].decode()
             statuses[status] = statuses.get(status, 0) + 1
         assert not found
-        assert len(statuses) >= 6 and statuses["200"] >= 10, statuses  # they reach many places
+        assert len(statuses) >= 6 and statuses["200"] >= 5, statuses  # they reach many places
         assert server.ask("/v1/completions", BODIES["/v1/completions"])[0] == 200
 
 
