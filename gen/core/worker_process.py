@@ -1,9 +1,9 @@
-"""Process that runs calls within bounds: ``python -m gen.core.worker_process FD MODULE:NAME...``.
+"""Process that runs calls within bounds: ``python -m gen.core.worker_process FD MODULE:NAME``.
 
-It calls the functions, which import what calls need, and then forks a process of its own for every connection, so that time and
-memory have a bound that holds in C code too: the limit of its address space, a timer of the kernel
-that ends it, and a client whose end of the connection is closed. Nothing that a call leaves behind
-outlives its connection.
+It calls the function, which imports what calls need, and then forks a process of its own for every
+connection, so that time and memory have a bound that holds in C code too: the limit of its address
+space, a timer of the kernel that ends it, and a client whose end of the connection is closed.
+Nothing that a call leaves behind outlives its connection.
 
 The socket FD brings connections. A connection carries calls one after the other: a ``Call``, then a
 byte when it begins, then its result. Both are pickles behind their length. The process ends with
@@ -59,8 +59,7 @@ def main() -> None:
     """Fork a process per connection until the socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel clears ended ones away
-    for name in sys.argv[2:]:
-        _function(name)()
+    _function(sys.argv[2])()
     while True:
         _, handles, _, _ = socket.recv_fds(control, 1, 1)
         if not handles:
