@@ -56,6 +56,7 @@ def param(
     part: str = "",
     of: str = "",
     expected: str = "",
+    each: str = "",
 ) -> Any:
     """Declares a parameter.
 
@@ -70,9 +71,12 @@ def param(
         of: which parts read it, where not every one does: ``init.needs_draft_model`` for parts
             that say so themselves, ``drafter=model`` by name. All of several have to be in use.
         expected: what it takes in words, if not those made of type and bounds.
+        each: what one more of it takes memory for, a key of ``gen.core.counts.BYTES``: such counts
+            are bounded by the memory that is free.
     """
     also = tuple(also)
     stated: dict[str, Any] = {"type": type, "least": least, "most": most, "also": also, "of": of}
+    stated["each"] = each
     if part:
         stated["kind"] = part
     if part or type or also:
@@ -120,9 +124,9 @@ def check_field(f: Field, value: Any, owner: str = "sampler") -> None:
             raise bad_value(name, value, stated["expected"])
 
 
-def integer(default: int, least: int = 0) -> Any:
-    """Declares an integer of at least ``least``."""
-    return param(default, int, least)
+def integer(default: int, least: int = 0, each: str = "") -> Any:
+    """Declares an integer of at least ``least``; ``each`` as of ``param``."""
+    return param(default, int, least, each=each)
 
 
 def number(default: float, least: float = 0.0, most: float = inf) -> Any:

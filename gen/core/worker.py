@@ -153,6 +153,9 @@ class Connection(AbstractContextManager["Connection"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     @property
     def is_open(self) -> bool:
         """Whether calls can be made; a process that was forked from this one cannot."""

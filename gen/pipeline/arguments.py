@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from gen.contracts.condition import Condition
+from gen.core.counts import ITEM, free_bytes, require_count
 from gen.core.errors import GenError, WrongType, bad_type, bad_value, shown, unknown
 from gen.core.params import check_field
 from gen.core.sampler import Sampler, SamplerSpec, accepted_names, sampler_class, spell
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
 
 MAX_ITEMS = 1_000_000  # of one call; jobs stream their rows
+FEW_ITEMS = 1000  # which any machine holds
 SEEDS = 2**62
 DRAWN_SEEDS = 2**31
 
@@ -80,12 +82,14 @@ def _each(prompts: Any) -> Iterator[Any]:
 
 
 def require_items(prompts: int, num_samples: int) -> None:
-    """Raise ``GenError`` for more items than one call takes."""
+    """Raise ``GenError`` for more items than one call takes, or than memory holds."""
     if prompts * num_samples > MAX_ITEMS:
         raise GenError(
             f"{prompts:,} prompts with {num_samples:,} samples each are"
             f" {prompts * num_samples:,} items; expected at most {MAX_ITEMS:,} in one call"
         )
+    if prompts * num_samples > FEW_ITEMS:
+        require_count("num_samples", num_samples, ITEM * prompts, free_bytes())
 
 
 def read_count(num_samples: Any, options: dict[str, Any]) -> int:
