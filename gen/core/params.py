@@ -26,7 +26,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import require_plain
 from gen.core.registry import registry
+
+LARGEST = 2**63  # smallest integer that no tensor holds
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,11 @@ def check_field(f: Field, value: Any, owner: str = "sampler") -> None:
     Raises:
         GenError: the message names the field.
     """
-    stated = f.metadata
+    stated, name = f.metadata, f"{owner}.{f.name}"
+    require_plain(name, value)
     if "expected" not in stated:
         return
-    kind, name = stated["type"], f"{owner}.{f.name}"
+    kind = stated["type"]
     if "kind" in stated:
         if (value, f.default) != (None, None):
             registry.get(stated["kind"], value, name)
@@ -120,6 +124,7 @@ def check_field(f: Field, value: Any, owner: str = "sampler") -> None:
         is_one = kind is not None and isinstance(value, (int, float) if kind is float else kind)
         if is_one and kind in (int, float):
             is_one = stated["least"] <= value <= stated["most"] and abs(value) != inf
+            is_one = is_one and (kind is float or abs(value) < LARGEST)
         if not is_one or isinstance(value, bool) != (kind is bool):
             raise bad_value(name, value, stated["expected"])
 

@@ -11,9 +11,10 @@ from dataclasses import Field, FrozenInstanceError
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gen.core.errors import GenError, bad_type, bad_value, unknown
+from gen.core.errors import GenError, bad_type, bad_value, cut, unknown
 from gen.core.method import Preset
 from gen.core.params import Parts, Rule, check, declared, params_of, part_kinds, readers
+from gen.core.plain import require_plain
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
@@ -351,9 +352,8 @@ def sampler_class(sampler: SamplerSpec, where: str = "") -> type[Sampler]:
     name = spell(sampler).get("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if not isinstance(name, str):
-        raise GenError(
-            f"the sampler has no name; expected one of {', '.join([*samplers, *presets])}"
-        )
+        owner = f"the sampler in {where}" if where else "the sampler"
+        raise GenError(f"{owner} has no name; expected one of {', '.join([*samplers, *presets])}")
     if name not in samplers and name not in presets:
         raise unknown("sampler", name, [*samplers, *presets], where)
     return samplers[presets[name].sampler if name in presets else name]
@@ -428,10 +428,16 @@ def resolve_sampler(
         a parameter that only unused parts read.
     """
     explicit = _explicit_sampling(sampling, where)
+    if not isinstance(spec, (str, Mapping, Sampler)):
+        raise bad_type(
+            where or "sampler", spec, "a name, {'name': ..., parameter: value} or a sampler"
+        )
     if isinstance(spec, Sampler):
         return spec, require_answerable(spec, SamplingParams(**explicit))
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
     sampler_class(spec, where)  # an unknown name fails here
+    for key, value in given.items():
+        require_plain(f"{where or 'sampler'}.{cut(str(key))}", value)
     name: str = given.pop("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if name in presets:

@@ -59,7 +59,11 @@ def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
         return [Condition.of(given)]
     if given is None or isinstance(given, (bytes, bytearray)):
         raise bad_type("prompts", given, "a text, or several of them")
-    found = [Condition.of(p) for p in islice(_each(given), MAX_ITEMS + 1)]
+    try:
+        each = _each(given)
+    except TypeError:  # an array without axes
+        raise bad_type("prompts", given, "a text, or several of them") from None
+    found = [Condition.of(p) for p in islice(each, MAX_ITEMS + 1)]
     if not found:
         raise GenError("there are no prompts; expected at least one")
     require_items(len(found), 1)
@@ -119,7 +123,11 @@ def read_limits(options: dict[str, Any], prompts: int) -> list[int] | None:
     given = options.get("max_new_tokens")
     if given is None or isinstance(given, (str, Real)) or not isinstance(given, Iterable):
         return None
-    limits = [read_integer("max_new_tokens", value, 1) for value in given]
+    try:
+        values = list(given)
+    except TypeError:  # an array without axes
+        raise bad_type("max_new_tokens", given, "an integer, or one for each prompt") from None
+    limits = [read_integer("max_new_tokens", value, 1) for value in values]
     if len(limits) != prompts:
         raise GenError(
             f"max_new_tokens has {len(limits)} numbers and there are {prompts} prompts; expected"

@@ -31,6 +31,7 @@ from gen.contracts.modality import Binding, Modality
 from gen.contracts.modality_of import require_modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_type, bad_value, hint
+from gen.core.plain import require_plain
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.modalities.own_captions import modality_of_model
@@ -61,14 +62,17 @@ from gen.pipeline.passes import one_of
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
 
 
-def _check_types(modality: Any, model: Any, compile: Any) -> None:
-    """Raise ``GenError`` for a modality, a model or a value of ``compile`` that can be none."""
+def _check_types(modality: Any, model: Any, flags: Mapping[str, Any]) -> None:
+    """Raise ``GenError`` for a modality, a model or a flag that can be none."""
     if not isinstance(modality, (str, Modality)):
         raise bad_type("modality", modality, "a name, such as 'image'")
     if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
         raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
-    if not isinstance(compile, bool):
-        raise bad_value("compile", compile, "true or false")
+    if isinstance(model, (str, Path)):
+        require_plain("model", str(model))
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise bad_value(name, value, "true or false")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +114,13 @@ class ModalityModels:
         cuda_graphs: bool = False,
         **options: Any,
     ):
-        _check_types(modality, model, compile)
+        flags = {"compile": compile, "trust_remote_code": trust_remote_code}
+        flags |= {"batch_invariant": batch_invariant, "cuda_graphs": cuda_graphs}
+        _check_types(modality, model, flags)
+        given = {"device": device, "dtype": dtype, "device_map": device_map, **options}
+        given |= {"adapters": adapters, "sparse_prefill": sparse_prefill}
+        for name, value in given.items():
+            require_plain(name, str(value) if isinstance(value, Path) else value)
         self._asked = modality
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality

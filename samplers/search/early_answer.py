@@ -57,8 +57,8 @@ class EarlyAnswer(SearchSampler):
 
     def __post_init__(self) -> None:
         if self.then is not None:
-            object.__setattr__(self, "then", spell(self.then))
             resolve_sampler(self.then, where="sampler.then")  # a bad one fails here
+            object.__setattr__(self, "then", spell(self.then))
         super().__post_init__()
         read_aggregation(self.aggregation)
         name = "" if self.then is None else self.then["name"]

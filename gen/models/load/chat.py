@@ -40,6 +40,8 @@ For each function call, return a json object with function name and arguments wi
 def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
     """Decide whether prompts go into the chat template of a tokenizer or processor: ``chat``, by
     default if it has one. Raises ``GenError`` for ``chat=True`` without a template."""
+    if chat is not None and not isinstance(chat, bool):
+        raise bad_value("chat", chat, "true, false or None")
     if chat and not tokenizer.chat_template:
         raise GenError(f"the tokenizer of {name} has no chat template; expected chat=False")
     uses = bool(tokenizer.chat_template) if chat is None else chat
