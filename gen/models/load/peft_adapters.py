@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,13 @@ from gen.core.errors import GenError, bad_value, cut
 from gen.core.plain import is_finite
 from gen.models.load.hub import HUB, HubOptions, snapshot_of
 from gen.models.load.locate import readable
+from gen.models.load.routed import LowRank, RoutedLinear, Router
 from gen.models.load.weights import SHOWN, Weights
 
 CONFIG, FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
 MOST_REPEATS, LONGEST_PATTERN = 2, 500
 PREFIX, ENDS = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """Addition B A to the weight of a linear layer: A [r, in], and B [out, r] with the scale."""
-
-    a: Tensor
-    b: Tensor
 
 
 def read_adapter(folder: str | Path, hub: HubOptions = HUB) -> dict[str, LowRank]:
@@ -226,3 +218,27 @@ def _require_finite(weight: Tensor, layer: str, folder: str | Path) -> None:
             f"adapter {folder} makes the weight of {layer} infinite in {kind}; expected smaller"
             " numbers, or another dtype"
         )
+
+
+@torch.no_grad()
+def route(network: nn.Module, folders: Mapping[str, str], name: str, hub: HubOptions = HUB) -> None:
+    """Put adapters on a network, side by side.
+
+    Args:
+        network: the network, whose layers are replaced.
+        folders: folder of each adapter by name.
+        name: name of the model in messages.
+        hub: as of ``read_adapter``.
+
+    Raises:
+        GenError: an adapter cannot be read, or does not fit; the network is unchanged.
+    """
+    read = {key: read_adapter(folder, hub) for key, folder in folders.items()}
+    layers: dict[str, nn.Linear] = {}
+    for key, folder in folders.items():
+        layers |= layers_of(network, read[key], folder, name)
+    router = Router(tuple(folders))
+    for path, linear in layers.items():
+        owner, _, leaf = path.rpartition(".")
+        added = [read[key].get(path) for key in folders]
+        setattr(network.get_submodule(owner), leaf, RoutedLinear(linear, added, router))
