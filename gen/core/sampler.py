@@ -323,8 +323,8 @@ def _composed(
 SamplerSpec = str | Mapping[str, Any] | Sampler
 
 
-def spell(sampler: SamplerSpec) -> dict[str, Any]:
-    """Return a sampler as ``{"name": ..., parameter: value}``.
+def spell(sampler: SamplerSpec, where: str = "") -> dict[str, Any]:
+    """Return a sampler as ``{"name": ..., parameter: value}``; ``where`` is its location.
 
     Raises:
         GenError: the class of a sampler object is not registered, or a value of another type came.
@@ -334,7 +334,8 @@ def spell(sampler: SamplerSpec) -> dict[str, Any]:
     if isinstance(sampler, Mapping):
         return dict(sampler)
     if not isinstance(sampler, Sampler):
-        raise bad_type("sampler", sampler, "a name, {'name': ..., parameter: value} or a sampler")
+        expected = "a name, {'name': ..., parameter: value} or a sampler"
+        raise bad_type(where or "sampler", sampler, expected)
     names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
     if not names:
         raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
@@ -349,7 +350,7 @@ def sampler_class(sampler: SamplerSpec, where: str = "") -> type[Sampler]:
     """
     if isinstance(sampler, Sampler):
         return type(sampler)
-    name = spell(sampler).get("name")
+    name = spell(sampler, where).get("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if not isinstance(name, str):
         owner = f"the sampler in {where}" if where else "the sampler"
@@ -428,16 +429,11 @@ def resolve_sampler(
         a parameter that only unused parts read.
     """
     explicit = _explicit_sampling(sampling, where)
-    if not isinstance(spec, (str, Mapping, Sampler)):
-        raise bad_type(
-            where or "sampler", spec, "a name, {'name': ..., parameter: value} or a sampler"
-        )
     if isinstance(spec, Sampler):
         return spec, require_answerable(spec, SamplingParams(**explicit))
-    given = {"name": spec} if isinstance(spec, str) else dict(spec)
     sampler_class(spec, where)  # an unknown name fails here
-    for key, value in given.items():
-        require_plain(f"{where or 'sampler'}.{cut(str(key))}", value)
+    given = {"name": spec} if isinstance(spec, str) else dict(spec)
+    _require_plain(given, where)
     name: str = given.pop("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if name in presets:
@@ -469,6 +465,12 @@ def resolve_sampler(
         return sampler, require_answerable(sampler, SamplingParams(**explicit))
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def _require_plain(given: Mapping[str, Any], where: str) -> None:
+    """Raise ``GenError`` for a value of a spec that is no plain data."""
+    for key, value in given.items():
+        require_plain(f"{where or 'sampler'}.{cut(str(key))}", value)
 
 
 def draft_models(value: Any) -> tuple[str, ...]:

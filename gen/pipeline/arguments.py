@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gen.contracts.condition import Condition
+from gen.contracts.modality import Modality
 from gen.core.counts import ITEM, free_bytes, require_count
 from gen.core.errors import GenError, WrongType, bad_type, bad_value, shown, unknown
 from gen.core.params import check_field
+from gen.core.plain import require_plain
 from gen.core.sampler import Sampler, SamplerSpec, accepted_names, sampler_class, spell
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
 
@@ -290,3 +293,28 @@ def check_types(callback: Any, trace: Any) -> None:
         raise bad_type("callback", callback, "a function")
     if not isinstance(trace, bool):
         raise bad_type("trace", trace, "true or false")
+
+
+def check_loading(
+    modality: Any, model: Any, flags: Mapping[str, Any], plain: Mapping[str, Any]
+) -> None:
+    """Check the arguments of ``gen.load`` before anything is looked for.
+
+    Args:
+        modality: a name, or a modality.
+        model: name or path of the model; None for none.
+        flags: arguments that are true or false.
+        plain: arguments that are plain data, or objects of other libraries.
+
+    Raises:
+        GenError: one of them can be none.
+    """
+    if not isinstance(modality, (str, Modality)):
+        raise bad_type("modality", modality, "a name, such as 'image'")
+    if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
+        raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise bad_value(name, value, "true or false")
+    for name, value in {"model": model, **plain}.items():
+        require_plain(name, str(value) if isinstance(value, Path) else value)

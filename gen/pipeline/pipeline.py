@@ -31,7 +31,6 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value
 from gen.core.memory import free_memory
 from gen.core.paths import exists, expand_user
-from gen.core.plain import require_plain
 from gen.core.registry import registry
 from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
@@ -548,9 +547,7 @@ def load(
     Raises:
         GenError: an unknown name, device, dtype or option.
     """
-    require_plain("dtype", dtype)
-    require_plain("torch_dtype", torch_dtype)
-    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
+    if dtype is not None and torch_dtype is not None and str(dtype) != str(torch_dtype):
         raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
     if model is None and (saved := _saved_pipeline(modality, options)):
         modality, model = saved.modality, modality

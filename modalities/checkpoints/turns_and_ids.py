@@ -14,7 +14,7 @@ from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.core.tool_calls import DEFAULT, ToolFormat
 from gen.models.load.chat import chat_text, own_format
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 TOKEN_CHARACTERS = 64  # that a token may stand for, with the spaces and unknown words around it
 

@@ -12,7 +12,7 @@ from byte_folders import byte_tokenizer, causal
 from foreign import TURNS, each, require_held, texts_of, with_canary
 
 import gen
-from gen.models.load import bounded_text
+from gen.models.load import bounded_text, text_worker
 from gen.models.load.chat import chat_text, render
 
 GOOD = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -215,7 +215,7 @@ def test_a_model_with_such_a_template_is_refused(tmp_path):
 @pytest.mark.slow
 def test_control_without_bounds_templates_hang_and_take_all_memory(monkeypatch):
     def unbounded(self, function, data):
-        return function(data)
+        return getattr(text_worker, function)(data)
 
     monkeypatch.setattr(bounded_text.BoundedCalls, "__call__", unbounded)
     ends = [bounded(rendering(t + " "), seconds=4).how for t in (MEMORY[0], TIME[0])]

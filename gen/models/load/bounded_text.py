@@ -21,9 +21,9 @@ from typing import Any
 
 from gen.core.errors import GenError, bad_value
 from gen.core.worker import Call, Connection, Exceeded, Worker
-from gen.models.load import text_worker
 from gen.models.load.text_rules import parts_of, risk_of
 
+CALLS = "gen.models.load.text_worker"  # module of the functions that run there
 SECONDS, MEGABYTES = 2.0, 256.0  # of one prompt
 # of reading the rules of a tokenizer, per million bytes of its file
 READING_SECONDS, READING_MEGABYTES = 1.0, 40.0
@@ -50,8 +50,8 @@ class BoundedCalls:
     def __reduce__(self) -> Any:
         return BoundedCalls, (self.what, self.rules)
 
-    def __call__(self, function: Any, data: bytes) -> Any:
-        """Run a function of the worker.
+    def __call__(self, function: str, data: bytes) -> Any:
+        """Run a function of ``CALLS`` by its name.
 
         Raises:
             OverBudget: it takes more time or memory than it may.
@@ -63,14 +63,12 @@ class BoundedCalls:
                 if self.rules is not None:
                     size = len(self.rules) / 1e6
                     seconds = SECONDS + READING_SECONDS * size
-                    self._run(
-                        text_worker.load, self.rules, seconds, MEGABYTES + READING_MEGABYTES * size
-                    )
+                    self._run("load", self.rules, seconds, MEGABYTES + READING_MEGABYTES * size)
             return self._run(function, data, SECONDS, MEGABYTES)
 
-    def _run(self, function: Any, data: bytes, seconds: float, megabytes: float) -> Any:
+    def _run(self, function: str, data: bytes, seconds: float, megabytes: float) -> Any:
         assert self._connection is not None, "it was made above"
-        name = f"{text_worker.__name__}:{function.__name__}"
+        name = f"{CALLS}:{function}"
         try:
             return self._connection.call(Call(name, data, seconds, megabytes))
         except Exceeded as error:
@@ -88,7 +86,7 @@ class BoundedCalls:
 @cache
 def _worker() -> Worker:
     """Return the process of all templates and tokenizers of this one."""
-    made = Worker(f"{text_worker.__name__}:{text_worker.prepare.__name__}")
+    made = Worker(f"{CALLS}:prepare")
     atexit.register(made.close)
     return made
 
@@ -128,7 +126,7 @@ class Rendered:
                 self._calls.popitem(last=False)
         if found is None:
             try:
-                found = calls(text_worker.render, data)
+                found = calls("render", data)
             except GenError as error:
                 found = error
             self._keep(key, found)
@@ -203,7 +201,7 @@ class BoundedTokenizer:
         inner = self._inner
         settings = inner.truncation, inner.padding, inner.encode_special_tokens
         try:
-            return self._calls(text_worker.apply, pickle.dumps((name, args, keywords, settings)))
+            return self._calls("apply", pickle.dumps((name, args, keywords, settings)))
         except OverBudget:
             raise
         except GenError as error:
@@ -265,7 +263,7 @@ def require_readable_rules(path: Path, name: str) -> None:
     if risk_of(said) is None:
         return
     try:
-        BoundedCalls(f"{path.name} of model {name}", text)(text_worker.load, text)
+        BoundedCalls(f"{path.name} of model {name}", text)("load", text)
     except OverBudget:
         raise
     except GenError as error:

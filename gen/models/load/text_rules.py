@@ -41,10 +41,8 @@ PATTERNS = {
     rf"|{_SIGNS}",  # Mistral
     r" ?[^(\s|[.,!?…。，、।۔،])]+",  # noqa: RUF001 (BLOOM)
 }
-_ATOM = (
-    r"(?:\\[pP]\{\^?\w+\}|\\[dDsSwWnrt.\-\\/]|\[\^?(?:[^\[\]\\&]|\\[pP]\{\w+\}|\\[dDsSwWnrt.\-\\/])+\]"
-    r"|[^\\\[\](){}|*+?.^$])"
-)
+_CLASS = r"\\[pP]\{\^?\w+\}|\\[dDsSwWnrt.\-\\/]"
+_ATOM = rf"(?:{_CLASS}|\[\^?(?:[^\[\]\\&]|{_CLASS})+\]|[^\\\[\](){{}}|*+?.^$])"
 _COUNT = r"(?:[*+?]|\{\d{1,3}(?:,(?:\d{1,3})?)?\})"
 # characters, of which the last alone may repeat: what is read is consumed
 _PLAIN = re.compile(rf"{_ATOM}+{_COUNT}?(?:\|{_ATOM}+{_COUNT}?)*")

@@ -1,5 +1,5 @@
 """Calls on what model folders bring to make texts and tokens: run in a process that can be ended
-(``gen.core.worker_process``), never in that of the user."""
+(``gen.core.worker_process``), never in that of the user, which knows the functions by name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import pickle
 from typing import Any
 
+from transformers.utils.chat_template_utils import render_jinja_template
+
 from gen.core.errors import GenError, cut
+from tokenizers import Tokenizer
 
 _RULES: dict[str, Any] = {}  # of this process, which serves one tokenizer
 
 
 def prepare() -> None:
-    """Import what the calls need: neither torch nor models."""
-    import transformers.utils.chat_template_utils  # noqa: F401
-
-    import tokenizers  # noqa: F401
+    """Import what the calls need, which importing this module does: neither torch nor models."""
 
 
 def render(data: bytes) -> str:
@@ -28,8 +28,6 @@ def render(data: bytes) -> str:
     Raises:
         GenError: whatever the template raises, as one line.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     try:
         return render_jinja_template(**json.loads(data))[0][0]
     except MemoryError:
@@ -40,8 +38,6 @@ def render(data: bytes) -> str:
 
 def load(data: bytes) -> None:
     """Read the rules of a tokenizer, which later calls use. ``data``: UTF-8 of its JSON."""
-    from tokenizers import Tokenizer
-
     try:
         _RULES["tokenizer"] = Tokenizer.from_str(data.decode())
     except MemoryError:
