@@ -9,7 +9,7 @@ import transformers
 
 from gen.contracts.checkpoint import SPLIT, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.modalities.checkpoints.options import (
     answer_length,
@@ -121,7 +121,10 @@ class CausalText(LanguagePrompts):
             return ids
         if self.chat and text:
             return self.chat_ids(text)
-        return self.tokenizer(text)["input_ids"]
+        found = self.tokenizer(text)["input_ids"]
+        if text and not found:
+            raise bad_value("the prompt", text, "a text that the tokenizer has tokens for")
+        return found
 
     def adapter(self, protocol: str) -> CausalLM:
         return CausalLM(self.model)

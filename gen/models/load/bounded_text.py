@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value, cut
 from gen.core.worker import Call, Connection, Exceeded, Worker
 from gen.models.load.text_rules import parts_of, risk_of
 
@@ -257,7 +257,11 @@ def require_readable_rules(path: Path, name: str) -> None:
     if not path.is_file():
         return
     text = path.read_bytes()
-    said = json.loads(text)
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = cut(" ".join(str(error).split()))
+        raise GenError(f"{path.name} of model {name} cannot be read: {reason}") from None
     if not isinstance(said, Mapping):
         raise bad_value(f"{path.name} of model {name}", said, "an object")
     if risk_of(said) is None:

@@ -55,6 +55,13 @@ def risk_of(said: Mapping[str, Any]) -> str | None:
     Args:
         said: content of a ``tokenizer.json``; the vocabulary may be left out.
     """
+    try:
+        return _risk(said)
+    except (AttributeError, KeyError, RecursionError, TypeError):
+        return "part of another form than a tokenizer has"
+
+
+def _risk(said: Mapping[str, Any]) -> str | None:
     model = said.get("model")
     if isinstance(model, Mapping):
         longest = model.get("max_input_chars_per_word")
@@ -139,12 +146,24 @@ def _growth(part: Mapping[str, Any]) -> float | None:
     if kind == "Prepend" and len(str(part.get("prepend"))) <= MOST:
         return 1.0
     if kind == "TemplateProcessing":
-        rows = [part.get(name) for name in ("single", "pair")]
-        return 1.0 if all(isinstance(row, list) and len(row) <= MOST for row in rows) else None
+        return 1.0 if _is_short(part) else None
     if kind in ("WordPiece", "BPEDecoder", "CTC"):
         texts = [v for v in part.values() if isinstance(v, str)]
         return 1.0 if max(map(len, texts)) <= 32 else None
     return None
+
+
+def _is_short(template: Mapping[str, Any]) -> bool:
+    """Return True for a template of a few tokens, all of which it defines: the library panics for
+    others."""
+    known = template.get("special_tokens")
+    rows = [template.get(name) for name in ("single", "pair")]
+    if not isinstance(known, Mapping) or not all(isinstance(row, list) for row in rows):
+        return False
+    pieces = [piece.get("SpecialToken", {}) for row in rows for piece in row]
+    named = [piece["id"] for piece in pieces if "id" in piece]
+    counts = [len(known[name]["ids"]) for name in named if name in known]
+    return len(counts) == len(named) and len(pieces) + sum(counts) <= MOST
 
 
 def _is_linear(pattern: Any) -> bool:
