@@ -15,7 +15,9 @@ from gen.core.checks import check_int
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user
 
-OBJECTIVES = ("causal", "masked", "block", "drafter")
+OBJECTIVES = ("causal", "masked", "block", "drafter", "frontend")
+FRONTENDS = ("image", "speech")  # modalities whose frontends can be trained
+FACTORS = (2, 4, 8, 16)  # pixels of a code along each side
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,38 @@ class Drafter:
     quick: bool = False
 
 
+@dataclass(frozen=True)
+class Frontend:
+    """Options of the objective ``frontend``.
+
+    Attributes:
+        modality: ``image`` (vector quantisation) or ``speech`` (residual quantisation of any
+            sounds).
+        size: size of the media, such as ``64x64``; empty for that of the modality's models.
+        codes: vectors of a codebook.
+        factor: pixels of an image that a code is wide and high.
+        streams: codebooks of a frame of sound.
+        width: channels of the first layer.
+        start: zoo name or folder of a frontend to start from; empty for a new one.
+    """
+
+    modality: str = "image"
+    size: str = ""
+    codes: int = 256
+    factor: int = 4
+    streams: int = 4
+    width: int = 32
+    start: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Keys of a training file.
 
     Attributes:
-        data: folder of ``gen encode``.
+        data: folder of ``gen encode``; of media for the objective ``frontend``.
         out: folder of the run.
-        objective: ``causal``, ``masked``, ``block``, or ``drafter``.
+        objective: ``causal``, ``masked``, ``block``, ``drafter`` or ``frontend``.
         model: zoo name or folder of the model to start from, or the sizes of a new one.
         steps: updates of the weights.
         batch_size: samples of an update, over all processes.
@@ -98,6 +124,7 @@ class TrainingConfig:
         merge: write the weights with the adapters of ``lora`` added, too.
         samples: prompts that the trained model is asked for at the end.
         drafter: options of the objective ``drafter``.
+        frontend: options of the objective ``frontend``.
     """
 
     out: str
@@ -124,6 +151,7 @@ class TrainingConfig:
     merge: bool = False
     samples: tuple[str, ...] = ()
     drafter: Drafter = Drafter()
+    frontend: Frontend = Frontend()
 
     @property
     def warmup_steps(self) -> int:
@@ -136,7 +164,7 @@ class TrainingConfig:
 
 
 KEYS = tuple(f.name for f in fields(TrainingConfig))
-NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA, "drafter": Drafter}
+NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA, "drafter": Drafter, "frontend": Frontend}
 FREE = ("device", "merge")  # keys that may differ when a run is resumed
 
 
@@ -230,10 +258,27 @@ def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
         _check_bools({"drafter.quick": made.quick}, where)
         if not isinstance(made.options, Mapping):
             raise bad_value("drafter.options", made.options, "options of the kind", where)
+    elif isinstance(made, Frontend):
+        _check_frontend(made, where)
     else:
         check_int("lora.rank", made.rank, 1, where=where)
         _check_number("lora.alpha", made.alpha, 0, float("inf"), where)
     return made
+
+
+def _check_frontend(made: Frontend, where: str) -> None:
+    if made.modality not in FRONTENDS:
+        raise unknown("frontend.modality", made.modality, FRONTENDS, where)
+    if made.factor not in FACTORS:
+        raise bad_value("frontend.factor", made.factor, f"one of {FACTORS}", where)
+    check_int("frontend.codes", made.codes, 2, where=where)
+    check_int("frontend.streams", made.streams, 2, where=where)
+    check_int("frontend.width", made.width, 16, where=where)
+    if made.width % 16:
+        raise bad_value("frontend.width", made.width, "a multiple of 16", where)
+    for name in ("size", "start"):
+        if not isinstance(getattr(made, name), str):
+            raise bad_value(f"frontend.{name}", getattr(made, name), "a text", where)
 
 
 def _check(config: TrainingConfig, where: str) -> None:
@@ -247,6 +292,8 @@ def _check(config: TrainingConfig, where: str) -> None:
         raise bad_value("lora", config.lora, "{rank: ...} or null", where)
     if not isinstance(config.drafter, Drafter):
         raise bad_value("drafter", config.drafter, "{kind: ...}", where)
+    if not isinstance(config.frontend, Frontend):
+        raise bad_value("frontend", config.frontend, "{modality: ...}", where)
     if config.objective == "drafter" and not isinstance(config.model, str):
         raise bad_value("model", config.model, "the name of the model to draft for", where)
     for name in ("steps", "batch_size", "log_every", "save_every", "max_length"):

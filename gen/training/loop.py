@@ -89,11 +89,14 @@ class Loop:
         )
         return make_optimizers(self.model, options)
 
-    def run(self, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    def run(
+        self, say: Callable[[str], None], show: Callable[[], Any] | None = None
+    ) -> list[dict[str, Any]]:
         """Train to the end, from the checkpoint if there is one.
 
         Args:
             say: receives progress.
+            show: called behind every checkpoint but the last one, with the weights of that step.
 
         Returns:
             The rows of the log: ``step``, ``loss`` since the last row, ``validation`` where it was
@@ -112,6 +115,8 @@ class Loop:
                 stops = self._stops(asked())
                 if stops or self.step % self.config.save_every == 0 or self._is_done:
                     self._save()
+                    if show is not None and self.rows and not self._is_done and not stops:
+                        show()
                 if stops and not self._is_done:
                     raise KeyboardInterrupt
         if self.average is not None:
@@ -156,6 +161,7 @@ class Loop:
             optimizer.step()
         if self.average is not None:
             self.average.update(self.model)
+        self.task.on_step(self.step)
         self.step += 1
         self.since = [self.since[0] + loss.item(), self.since[1] + 1]
 
@@ -202,6 +208,7 @@ class Loop:
             "step": self.step,
             "base": self.task.base,
             "model": trained_state(self.model),
+            "task": self.task.state(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": None if self.average is None else self.average.state,
             "since": self.since,
@@ -221,6 +228,7 @@ class Loop:
             where = "cpu" if device.type == "cpu" else device  # torch loads no weights to cpu:0
             saved = torch.load(path, weights_only=True, map_location=where)
             load_trained(self.model, saved["model"])
+            self.task.load_state(saved["task"])
             base = saved["base"]
         except Exception as error:  # the library raises bare exceptions for damaged files
             raise GenError(f"the checkpoint {path} cannot be read: {error}") from None

@@ -18,12 +18,23 @@ from gen.bench.plots import COLOURS, Point, axis, panel
 from gen.config.job import make_job
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
+from gen.core.tables import plural
 from gen.jobs.run import run_job
 from gen.recipes.drafters.data import Conditions, Teacher
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data, split
+from gen.training.frontend_tasks import make_frontend_task
 from gen.training.loop import LOG, Loop, processes
+from gen.training.media_data import load_media
+from gen.training.reconstruction import (
+    FOLDER,
+    PICTURE,
+    SHOWN,
+    Reconstruction,
+    limit_text,
+    reconstruct,
+)
 from gen.training.shards import read_folder, read_json
 from gen.training.tasks import MODEL, Written, make_task
 
@@ -53,10 +64,12 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
     """
     if config.objective == "drafter":
         return train_drafter(config, say)
+    if config.objective == "frontend":
+        return train_frontend(config, say)
     data, out = load_data(config.data), Path(config.out)
     accelerator = processes(config.device)
     with accelerator.main_process_first():
-        open_run(out, config, data)
+        open_run(out, config, data.mark)
     task = make_task(config, data)
     loop = Loop(task, config, len(data.tokens), accelerator)
     rows = loop.run(say)
@@ -69,8 +82,7 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
     except (OSError, SafetensorError) as error:
         raise GenError(f"cannot write {out / MODEL}: {error}") from None
     samples = make_samples(config, data, out, written)
-    page = write_page(config, data, rows, out, samples)
-    put_text(out / CURVE, curve_file(rows))
+    page = write_page(config, described(data), rows, out, shown_samples(samples))
     accelerator.wait_for_everyone()
     return {
         **written.folders,
@@ -118,13 +130,63 @@ def train_drafter(config: TrainingConfig, say: Callable[[str], None]) -> dict[st
     return {"model": made["drafter"], "alpha": made["alpha"], "use": made["use"]}
 
 
-def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
+def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train a frontend of the media of a folder, and measure what it keeps of media that it was not
+    trained on.
+
+    Returns:
+        As ``train``, with ``reconstruction`` (``Reconstruction.to_dict``); ``use`` is a command
+        that encodes the folder with the frontend.
+    """
+    asked, out = config.frontend, Path(config.out)
+    accelerator = processes(config.device)
+    if accelerator.num_processes > 1:
+        raise GenError(
+            f"the objective frontend runs in {accelerator.num_processes} processes; expected one:"
+            " unused codes are revived from the media that a process has seen"
+        )
+    data = load_media(config.data, asked.modality, asked.size, say)
+    open_run(out, config, data.mark)
+    task = make_frontend_task(config, data)
+    loop = Loop(task, config, len(data.signals), accelerator)
+    measured = loop.held if len(loop.held) else torch.arange(len(data.signals))
+    about = f"{plural(len(data.signals), asked.modality + ' sample')}"
+
+    def show() -> tuple[Path, Reconstruction]:
+        task.model.eval()
+        made = reconstruct(task.frontend(), [*data.batch(measured[:SHOWN])])
+        assert made is not None, "images and sounds can be measured"
+        task.model.train()
+        source = made.write(out).relative_to(out).as_posix()
+        picture = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
+        return write_page(config, about, loop.rows, out, picture), made
+
+    rows = loop.run(say, show)
+    validation, written, (page, made) = loop.measure(), task.save(out), show()
+    say(f"{made}: {page.parent / FOLDER / PICTURE}")
+    if made.is_limit:
+        say(limit_text(asked.modality))
+    words = ["gen", "encode", asked.modality, config.data, "--frontend", written.model, "--out"]
+    return {
+        **written.folders,
+        "page": str(page),
+        "steps": loop.step,
+        "loss": [rows[0]["loss"], rows[-1]["loss"]],
+        "validation": validation,
+        "reconstruction": made.to_dict(),
+        "use": shlex.join([*words, str(out.with_name(f"{out.name}-tokens"))]),
+    }
+
+
+def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
     """Write the settings of a run into a new or empty folder, or find the same ones there.
 
     Raises:
         GenError: the folder holds something else, or another run.
+
+    ``mark``: digest of the data.
     """
-    mine = {**same_run(config), "data_digest": data.mark}
+    mine = {**same_run(config), "data_digest": mark}
     mine.pop("data")  # the data may move
     path = out / RUN
     if out.is_file():
@@ -194,32 +256,46 @@ def curve_file(rows: list[dict[str, Any]]) -> str:
     return curve(rows).replace("<svg ", head, 1).replace(">", f">{STYLE}", 1) + "\n"
 
 
+def described(data: TokenData) -> str:
+    """Say what a model is trained on, as HTML."""
+    return f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])}"
+
+
+def shown_samples(samples: Path | None) -> str:
+    """Return the samples of a run as HTML."""
+    if samples is None:
+        return ""
+    images = "".join(
+        f'<img src="{SAMPLES}/{p.name}" alt="" width="128">'
+        for p in sorted(samples.glob("*.png"))[:24]
+    )
+    return f'<h2>Samples</h2><p>{images}</p><p><a href="{SAMPLES}/index.html">gallery</a></p>'
+
+
 def write_page(
-    config: TrainingConfig,
-    data: TokenData,
-    rows: list[dict[str, Any]],
-    out: Path,
-    samples: Path | None,
+    config: TrainingConfig, data: str, rows: list[dict[str, Any]], out: Path, shown: str = ""
 ) -> Path:
-    """Write ``index.html``: the learning curve, the keys of the run, and samples."""
+    """Write ``index.html`` (the learning curve, the keys of the run, and what was made) and the
+    curve as a file of its own.
+
+    Args:
+        config: keys of the run.
+        data: what it is trained on, as HTML.
+        rows: rows of the log up to now.
+        out: folder of the run.
+        shown: samples or reconstructions, as HTML.
+    """
     settings = "".join(
         f"<li>{escape(k)}: {escape(json.dumps(v))}</li>"
         for k, v in same_run(config).items()
         if v not in (None, [], ())
     )
-    shown = ""
-    if samples is not None:
-        images = "".join(
-            f'<img src="{SAMPLES}/{p.name}" alt="" width="128">'
-            for p in sorted(samples.glob("*.png"))[:24]
-        )
-        shown = f'<h2>Samples</h2><p>{images}</p><p><a href="{SAMPLES}/index.html">gallery</a></p>'
     last = rows[-1]
     held = f", validation {last['validation']:.4f}" if "validation" in last else ""
     about = (
-        f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])},"
-        f" {config.steps} steps: loss {rows[0]['loss']:.4f} to {last['loss']:.4f}{held}."
-        f' Rows: <a href="{LOG}">{LOG}</a>.'
+        f"{data}, step {last['step']} of {config.steps}: loss {rows[0]['loss']:.4f} to"
+        f' {last["loss"]:.4f}{held}. Rows: <a href="{LOG}">{LOG}</a>.'
     )
     body = f'<div class="panels">{curve(rows)}</div>{shown}<h2>Keys</h2><ul>{settings}</ul>'
+    put_text(out / CURVE, curve_file(rows))
     return put_page(out, f"gen train: {out.name}", about, body)
