@@ -20,7 +20,7 @@ from gen.models.load.locate import ZOO, locate, read_config, save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.train import fast_bfloat16
 from gen.recipes.image.recipe import reconstruction
-from gen.recipes.speech.recipe import Training, new_codec, spectral_distance
+from gen.recipes.speech.recipe import CROP, HOP, Training, new_codec, spectral_distance
 from gen.tokenizers.audio.mimi import Mimi
 from gen.tokenizers.image.vq import VQ
 from gen.training.config import Frontend, TrainingConfig
@@ -163,6 +163,8 @@ class SoundTask(FrontendTask):
     def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
         device = next(self.model.parameters()).device
         x = self.data.batch(rows).to(device)
+        if self.model.training:
+            x = excerpts(x, torch.Generator().manual_seed(seed))
         y, loss = self.model.code(x, self.chains, self.model.training)
         wave = F.l1_loss(y, x) / x.abs().mean().clamp_min(1e-4)
         return spectral_distance(x[:, 0], y[:, 0]) + 0.1 * wave + loss
@@ -178,6 +180,16 @@ class SoundTask(FrontendTask):
             save_model(self.model.finish(), out / MODEL)
         write_media_size(out / MODEL, self.data.size.axes)
         return Written(str(out / MODEL))
+
+
+def excerpts(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Cut waves [B, 1, n] to excerpts of whole frames, every fourth one from the start, where a
+    codec has no left context."""
+    frames = x.shape[-1] // HOP
+    length = min(CROP, frames)
+    first = torch.randint(frames - length + 1, (len(x),), generator=generator)
+    first[::4] = 0
+    return torch.stack([w[:, f * HOP : (f + length) * HOP] for w, f in zip(x, first, strict=True)])
 
 
 def new_vq(asked: Frontend, data: MediaData) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import describe
+from gen.core.printable import printable
 from gen.core.tables import plural
 from gen.media.audio import sound_header
 from gen.media.images import image_header
@@ -96,7 +97,7 @@ class Survey:
         traits = Counter(trait for h in found for trait in h.traits)
         parts += [f"{n} {trait}" for trait, n in traits.most_common()]
         lines = [f"{plural(len(found), noun)}: {'; '.join(p for p in parts if p)}".rstrip(": ")]
-        broken = [f"{name} ({h.error})" for name, h in self.headers.items() if h.error]
+        broken = [printable(f"{name} ({h.error})") for name, h in self.headers.items() if h.error]
         if broken:
             more = f"; and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
             lines.append(f"cannot be read: {len(broken)}: {'; '.join(broken[:NAMED])}{more}")
