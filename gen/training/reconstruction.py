@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gen.core.files import put
 from gen.media.audio import write_wav
-from gen.media.spectrogram import decibels, spectrogram_png
+from gen.media.spectrogram import QUIET, mel_power, spectrogram_png
 from gen.training.frontends import Encoder
 
 FOLDER, PICTURE, FIGURES = "reconstruction", "pairs.png", "figures.json"
@@ -134,11 +134,10 @@ def psnr(x: np.ndarray, y: np.ndarray) -> float:
 def mel_distance(x: np.ndarray, y: np.ndarray, rate: int) -> float:
     """Mean distance of the mel levels of two waves [n] in dB, where one of them is audible."""
     n = min(len(x), len(y))
-    both = np.concatenate([x[:n], y[:n]])  # levels are relative to the loudest point of both
-    levels = decibels(both, rate)
-    a, b = np.split(levels, 2, axis=1)
-    heard = np.maximum(a, b) > AUDIBLE
+    powers = np.stack([mel_power(wave[:n], rate) for wave in (x, y)])
+    levels = 10 * np.log10(np.maximum(powers, 1e-30) / max(powers.max(), QUIET))
+    heard = (levels > AUDIBLE).any(0)
     if not heard.any():
         return 0.0
-    clipped = (np.maximum(part, AUDIBLE)[heard] for part in (a, b))
-    return float(np.mean(np.abs(np.subtract(*clipped))))
+    clipped = np.maximum(levels, AUDIBLE)[:, heard]
+    return float(np.mean(np.abs(clipped[0] - clipped[1])))
