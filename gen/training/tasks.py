@@ -21,15 +21,8 @@ from gen.modalities.grid_base import GridModality
 from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
 from gen.models.load.digest import digest_of
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.locate import (
-    config_field,
-    locate,
-    quiet,
-    read_config,
-    readable,
-    save_model,
-    zoo,
-)
+from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
+from gen.models.load.networks import config_field
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.recipes.common.grid_models import (
     Run,

@@ -19,7 +19,8 @@ from gen.media.muxed import write_sounding_mp4
 from gen.modalities.audio import balls, captions, checker, prompts
 from gen.modalities.audio.states import ROWS, SoundCondition, sound_states
 from gen.modalities.grid_base import GridModality
-from gen.models.load.locate import ZOO, config_field, locate, read_config
+from gen.models.load.locate import ZOO, locate, read_config
+from gen.models.load.networks import config_field
 from gen.tokenizers.audio.codecs import open_codec
 
 SCALE = 16  # pixels per pixel of a saved clip

@@ -27,7 +27,8 @@ from gen.modalities.speech import translation as spoken_translation
 from gen.modalities.speech.phones import SLOTS, SpokenPhones, TranslatedSpeech
 from gen.modalities.speech.translation import SpokenSource, source_tokens
 from gen.modalities.text import translation
-from gen.models.load.locate import ZOO, config_field
+from gen.models.load.locate import ZOO
+from gen.models.load.networks import config_field
 from gen.tokenizers.audio.codecs import open_codec
 
 CODEC = "speech-codec"  # zoo folder of the codec
