@@ -25,11 +25,11 @@ from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data, split
 from gen.training.frontend_tasks import make_frontend_task
-from gen.training.loop import LOG, Loop, processes
+from gen.training.loop import CHECKPOINT, LOG, Loop, processes
 from gen.training.media_data import load_media
 from gen.training.reconstruction import (
     FOLDER,
-    PICTURE,
+    PAIRS,
     SHOWN,
     Reconstruction,
     limit_text,
@@ -174,12 +174,12 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
         assert made is not None, "images and sounds can be measured"
         task.model.train()
         source = made.write(out).relative_to(out).as_posix()
-        picture = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
-        return write_page(config, about, loop.rows, out, picture), made
+        shown = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
+        return write_page(config, about, loop.rows, out, shown), made
 
     rows = loop.run(say, show)
     validation, written, (page, made) = loop.measure(), task.save(out), show()
-    say(f"{made}: {page.parent / FOLDER / PICTURE}")
+    say(f"{made}: {page.parent / FOLDER / PAIRS}")
     if made.is_limit:
         say(limit_text(asked.modality))
     words = ["gen", "encode", asked.modality, config.data, "--frontend", written.model, "--out"]
@@ -195,7 +195,8 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
 
 
 def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
-    """Write the settings of a run into a new or empty folder, or find the same ones there.
+    """Write the settings of a run into a new or empty folder, or find the same ones there. Those of
+    a run that has no checkpoint are replaced.
 
     Raises:
         GenError: the folder holds something else, or another run.
@@ -210,11 +211,13 @@ def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
     if path.is_file():
         there = read_json(path)
         changed = sorted(k for k in {*there, *mine} if there.get(k) != mine.get(k))
-        if changed:
+        if changed and (out / CHECKPOINT).is_file():
             raise GenError(
                 f"{out} holds another run, which differs in {', '.join(changed)}; expected a new"
                 " or empty folder"
             )
+        if changed:  # it failed before its first checkpoint
+            put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
         sweep_temporaries(out)
         return
     if out.is_dir() and any(out.iterdir()):

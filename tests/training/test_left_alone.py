@@ -159,3 +159,11 @@ def test_sizes_have_names(tmp_path):
 def test_patience_needs_held_out_samples(tokens, tmp_path):
     with pytest.raises(GenError, match="patience is set, and no samples are held out"):
         train(config(tokens, tmp_path / "E", patience=4, validation=0.0, steps=1))
+
+
+def test_a_first_try_that_failed_leaves_a_folder_for_the_next(tokens, tmp_path):
+    with pytest.raises(GenError, match="expected at least 64, the batch_size"):
+        train(config(tokens, tmp_path / "E", batch_size=64, steps=1))
+    assert train(config(tokens, tmp_path / "E", steps=1))["steps"] == 1
+    with pytest.raises(GenError, match="another run, which differs in seed"):  # control
+        train(config(tokens, tmp_path / "E", steps=1, seed=1))

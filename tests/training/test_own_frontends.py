@@ -22,7 +22,7 @@ from gen.training import loop as looping
 from gen.training.config import make_training
 from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.frontend_tasks import FrontendTask
-from gen.training.reconstruction import FOLDER, PICTURE, mel_distance, psnr
+from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr
 from gen.training.run import train
 from gen.training.shards import read_json
 
@@ -62,7 +62,7 @@ def test_a_frontend_of_ones_own_serves_all_that_comes_after(name, media, tmp_pat
     done = train(config(media[name], tmp_path / "F", FRONTENDS[name], steps=2), lambda text: None)
     assert done["reconstruction"]["media"] == 1  # the held-out one
     page = (tmp_path / "F" / "index.html").read_text()
-    assert f"{FOLDER}/{PICTURE}" in page and (tmp_path / "F" / FOLDER / PICTURE).is_file()
+    assert f"{FOLDER}/{PAIRS}" in page and (tmp_path / "F" / FOLDER / PAIRS).is_file()
     capsys.readouterr()
     assert main(shlex.split(done["use"])[1:]) == 0  # as printed
     tokens = tmp_path / "F-tokens"
