@@ -102,14 +102,16 @@ def free_bytes(device: torch.device | str | None = None) -> int:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY:
         free = min(free, most - psutil.Process().memory_info().vms)
-    return max(0, min(free, _left_in_group()))
+    return max(0, int(min(free, _left_in_group())))
 
 
 def _left_in_group() -> float:
-    """Return the bytes that a control group of Linux, such as that of a container, leaves."""
+    """Return the bytes that a control group of Linux, such as that of a container, leaves: pages of
+    files that nobody uses go when memory is asked for."""
     group = Path("/sys/fs/cgroup")
     try:
-        most, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-        return int(most) - int(used)
-    except (OSError, ValueError):  # none, or one without a limit
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stated = dict(x.split() for x in (group / "memory.stat").read_text().splitlines())
+        return most - used + int(stated["inactive_file"])
+    except (OSError, ValueError, KeyError):  # none, or one without a limit
         return float("inf")

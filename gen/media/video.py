@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
@@ -26,7 +26,7 @@ from gen.media.containers import (
     opened,
     truncation,
 )
-from gen.media.images import over_white
+from gen.media.images import image_header, over_white
 
 FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
@@ -224,6 +224,8 @@ def read_video(
         GenError: A file that is no video, has no frames, another size, or is damaged or truncated
             anywhere; where a rate is asked for, one without time stamps, or too long.
     """
+    if Path(path).suffix.lower() == ".webp":
+        return _animated(existing_file(path, "video"), size, fps)
     av, path = av_module(), existing_file(path, "video")
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
@@ -255,17 +257,64 @@ def read_video(
         )
     if not frames:
         raise GenError(f"video {path} has no frames; expected at least one")
+    return _at_ticks(frames, times, end, unit, fps, path)
+
+
+def _at_ticks(
+    frames: list[np.ndarray],
+    times: list[float | None],
+    end: float,
+    unit: float,
+    fps: float | None,
+    path: Path,
+) -> np.ndarray:
+    """Return the frames that are shown at the ticks of ``fps``; None keeps them all. Raises
+    ``GenError``."""
     if fps is None:
         return np.stack(frames)
-    if None in times:
+    begins = [time for time in times if time is not None]
+    if len(begins) < len(times):
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
-    length = max(end, *times) - times[0]
+    length = max(end, *begins) - begins[0]
     if length * fps > MOST_FRAMES:
         raise GenError(
             f"video {path} lasts {length:g} s; expected at most {MOST_FRAMES / fps:g} s,"
             f" {MOST_FRAMES} frames at {fps:g} per second"
         )
-    return np.stack([frames[i] for i in frames_at(fps, times, end, unit)])
+    return np.stack([frames[i] for i in frames_at(fps, begins, end, unit)])
+
+
+def _animated(path: Path, size: tuple[int, int] | None, fps: float | None) -> np.ndarray:
+    """Read an animated WebP, which FFmpeg does not, as ``read_video`` does. Raises ``GenError``."""
+    frames, times, time = [], [], 0.0
+    try:
+        with Image.open(path, formats=["WEBP"]) as image:
+            for frame in ImageSequence.Iterator(image):
+                k = _reduction(frame.height, frame.width, size, path)
+                pixels = over_white(np.asarray(frame.convert("RGBA")))
+                frames.append(np.rint(_mean_squares(pixels, k)).astype(np.uint8))
+                times.append(time)
+                time += frame.info.get("duration", 0) / 1000
+    except (OSError, ValueError, EOFError) as error:
+        raise GenError(f"video {path} cannot be read: {error}; expected a whole WebP") from None
+    if len(frames) < 2:
+        raise GenError(f"video {path} is an image (webp); expected a video file such as MP4")
+    return _at_ticks(frames, list(times), time, 1e-3, fps, path)
+
+
+def clip_header(path: Path) -> tuple[tuple[int, int], float, float]:
+    """Return width and height, seconds and mean frames per second of a clip (0 where they are not
+    stated), from its header alone and before it is turned. Raises ``GenError``."""
+    if path.suffix.lower() == ".webp":
+        return image_header(path).size, 0.0, 0.0
+    av = av_module()
+    try:
+        with opened(existing_file(path, "video")) as container:
+            stream = _video_stream(av, container, path)
+            seconds = (container.duration or 0) / av.time_base
+            return (stream.width, stream.height), seconds, float(stream.average_rate or 0)
+    except av.FFmpegError as error:
+        raise GenError(f"video {path} cannot be read: {_reason(error)}") from None
 
 
 def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> list[int]:

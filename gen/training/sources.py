@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, cut_list, shown
 from gen.core.tables import plural
+from gen.media.audio import read_wav
 from gen.media.containers import require_package
-from gen.media.motion.skeleton import Motion
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
 
 METADATA = "metadata.jsonl"
 CAPTION_KEYS = ("text", "prompt")
+SOUNDS = (*"wav flac mp3 ogg oga opus m4a aac aif aiff mka".split(),)
 SUFFIXES = {
-    "image": ("png", "webp", "jpg", "jpeg", "bmp", "tif", "tiff"),
-    "speech": ("wav", "flac", "mp3"),
-    "audio": ("wav", "flac", "mp3"),
-    "video": ("mp4", "gif", "mkv", "webm", "mov"),
+    "image": (*"png webp jpg jpeg bmp tif tiff gif ppm pgm jp2 avif".split(),),
+    "speech": SOUNDS,
+    "audio": SOUNDS,
+    "video": ("mp4", "gif", "mkv", "webm", "mov", "m4v", "avi", "webp"),
     "motion": ("npz", "bvh"),
     "action": ("npz", "npy", "parquet"),
     "text": ("txt",),
@@ -182,7 +182,7 @@ def _metadata(path: Path) -> dict[str, Parts | None]:
 
 
 def read_source(
-    source: Source, modality: Modality, horizon: int = 0, resize: bool = False
+    source: Source, modality: Modality, horizon: int = 0, resize: bool = False, rate: int = 0
 ) -> list[Medium]:
     """Read the media of one source.
 
@@ -190,7 +190,8 @@ def read_source(
         source: the file or line.
         modality: modality that reads it.
         horizon: steps of a chunk of actions.
-        resize: read clips of any size.
+        resize: read clips of any size, and mix the channels of sounds.
+        rate: samples per second of sounds; 0 for that of the modality.
 
     Returns:
         One medium; several chunks of an episode of actions, one behind the other.
@@ -205,9 +206,10 @@ def read_source(
         return _chunks(_array(source.path), None, source, horizon)
     if suffix == ".parquet":
         return _episode(source, horizon)
-    clip_of_any_size = resize and modality.media_kind == "video"
-    if clip_of_any_size:
+    if resize and modality.media_kind == "video":
         media = read_video(source.path, fps=modality.frame_rate)
+    elif rate and modality.media_kind == "audio":
+        media = read_wav(source.path, rate, mix=resize)
     else:
         media = modality.load(source.path)
     if isinstance(media, ActionChunk):
@@ -264,75 +266,3 @@ def _episode(source: Source, horizon: int) -> list[Medium]:
         pairs = zip(columns[STATE_KEY], columns[TASK_KEY], strict=True)
         conditions = [_observed(state, task) for state, task in pairs]
     return _chunks(np.asarray(columns["action"], np.float64), conditions, source, horizon)
-
-
-# --- sizes
-
-
-@dataclass(frozen=True)
-class Size:
-    """Size that media must have.
-
-    Attributes:
-        axes: samples of a signal along each axis of its code grid: (h, w), (frames, h, w), (n,);
-            empty where the frontend alone decides.
-        shortest: least number along the first axis, where lengths differ; else 0.
-        resize: resize images, cut or pad what has a length.
-    """
-
-    axes: tuple[int, ...] = ()
-    shortest: int = 0
-    resize: bool = False
-
-    def fit(self, media: Any, name: str) -> Any:
-        """Return media of this size.
-
-        Raises:
-            GenError: media of another size that may not be resized.
-        """
-        if not self.axes:
-            return media
-        if isinstance(media, Image.Image):
-            return self._image(media, name)
-        if isinstance(media, Motion):
-            return self._motion(media, name)
-        array = np.asarray(media)
-        if array.shape[: len(self.axes)] == self.axes:
-            return array
-        if not self.resize:
-            raise self._misfit(name, array.shape[: len(self.axes)])
-        if len(self.axes) > 1 and array.shape[1:3] != self.axes[1:]:
-            side = (self.axes[2], self.axes[1])
-            array = np.stack([np.asarray(Image.fromarray(f).resize(side)) for f in array])
-        first = self.axes[0]
-        short = first - len(array)
-        if short > 0:  # silence behind a sound, the last frame behind a clip
-            rest = np.zeros(short, array.dtype) if array.ndim == 1 else array[-1:].repeat(short, 0)
-            array = np.concatenate([array, rest])
-        return array[:first]
-
-    def _image(self, image: Image.Image, name: str) -> Image.Image:
-        if image.size[::-1] == self.axes:
-            return image
-        if not self.resize:
-            raise self._misfit(name, image.size[::-1])
-        return image.resize(self.axes[::-1], Image.Resampling.BICUBIC)
-
-    def _motion(self, motion: Motion, name: str) -> Motion:
-        most = self.axes[0]
-        if motion.frames < self.shortest or (motion.frames > most + 1 and not self.resize):
-            raise GenError(
-                f"{name} has {motion.frames} poses; expected {self.shortest} to {most}"
-                + " (--resize cuts longer ones)" * (motion.frames > most)
-            )
-        return motion.cut(0, most) if motion.frames > most else motion
-
-    def _misfit(self, name: str, came: tuple[int, ...]) -> GenError:
-        def spelled(axes: tuple[int, ...]) -> str:
-            return "x".join(map(str, axes)) + (" samples" if len(axes) == 1 else "")
-
-        of = ", frames at the model's rate x height x width" if len(self.axes) == 3 else ""
-        return GenError(
-            f"{name} has {spelled(came)}; expected {spelled(self.axes)}{of} (--resize makes it so,"
-            " --size states another)"
-        )
