@@ -253,7 +253,7 @@ def _dry_run(job: Job) -> int:
                     modality = modality_of_model(modality, entry.model, config, folder)
         return SimpleNamespace(modality=modality)
 
-    plan = make_plan(job, pipe_of, models)
+    plan = make_plan(job, pipe_of, models, for_terminal().note)
     for note in job.notes():
         print(f"gen: {note}", file=sys.stderr)
     rows = [("sampler", "modality", "rows", "items")]

@@ -97,7 +97,7 @@ def _run(
         device = own_device("cuda", here.local_rank) if on_cuda else None
         pipes, models = Pipes(load, device), named_models(job)
         pipes.commits = models.commits
-        plan = make_plan(job, pipes.of, models)
+        plan = make_plan(job, pipes.of, models, progress.note)
         if spoilt is not None:
             mend_plan(folder, plan, spoilt)
             progress.note(f"{spoilt.path}, line {spoilt.line} is damaged; rebuilding the plan")
