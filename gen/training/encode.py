@@ -260,7 +260,11 @@ class Encoding:
         for source in sources:
             try:
                 media = read_source(
-                    source, self.encoder.modality, self.encoder.horizon, self.size.resize
+                    source,
+                    self.encoder.modality,
+                    self.encoder.horizon,
+                    self.size.resize,
+                    self.size.axes[0] if len(self.size.axes) == 3 else None,
                 )
                 self._check_conditions(media)
             except Exception as error:  # what a decoder of files raises is open
