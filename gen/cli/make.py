@@ -203,7 +203,12 @@ def work(args: argparse.Namespace) -> int:
 
     with stoppable(Notes().note) as stop:
         report = join_job(
-            args.folder, slot=args.slot, device=args.device, progress=Notes(), stop=stop
+            args.folder,
+            slot=args.slot,
+            device=args.device,
+            progress=Notes(),
+            stop=stop,
+            trust_job=args.trust_job,
         )
     if not report.made and not report.failed and not report.stopped:
         rows, planned = read_rows(Path(args.folder)), read_plan(Path(args.folder))["items"]

@@ -18,7 +18,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError, bad_value
+from gen.config.yaml_text import load_yaml
+from gen.core.errors import GenError, bad_value, shown
 from gen.core.files import TEMPORARY, put_text, sweep_temporaries
 from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
