@@ -95,9 +95,12 @@ def require_array(file: IO[bytes], size: int, said: str) -> None:
         GenError: the array is of objects, or larger than its file or than ``MOST_BYTES``.
         ValueError: the header is none of numpy.
     """
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+    except Exception as error:  # numpy takes the header apart as Python, which may raise anything
+        raise ValueError(f"no header of an array: {' '.join(str(error).split())}") from None
     if dtype.hasobject:
         raise GenError(f"{said} holds Python objects, which are pickles; expected numbers or texts")
     if any(side < 0 for side in shape):
