@@ -23,6 +23,7 @@ from gen.modalities.video.modality import VideoModality
 from gen.tokenizers.text.trained import TrainedTokenizer
 
 EXAMPLES = "captions.txt"  # captions to measure with, beside the weights
+SAMPLING_RATE = "sampling_rate"  # field of a model's config: that of its codec
 EMPTY = 0  # word of a slot without a token of a caption
 
 
@@ -39,6 +40,7 @@ class OwnCaptions:
     accepts = frozenset({"text"})
     most: Mapping[str, int] = {}
     needs_prompt = False
+    rate: int
     slots: int
     words: int
     unconditional: list[int]
@@ -46,6 +48,7 @@ class OwnCaptions:
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path):
         self.model_name, self.folder = name, folder
+        self.rate = config.get(SAMPLING_RATE) or self.rate
         if config[CONDITIONS] == CAPTIONS:
             self.tokenizer = TrainedTokenizer.from_folder(folder)
             self.slots, self.words = config["prefix_length"], 1 + self.tokenizer.size

@@ -10,7 +10,6 @@ from gen.core.printable import printable
 from gen.core.tables import plural
 from gen.jobs.progress.terminal import for_terminal
 from gen.training.encode import EncodeOptions, encode_folder, spelled_reasons
-from gen.training.sources import spelled_counts
 
 
 def encode(args: argparse.Namespace) -> int:
@@ -37,9 +36,5 @@ def encode(args: argparse.Namespace) -> int:
     if made["skipped"]:
         count = plural(len(made["skipped"]), "file")
         said = f"left out {count}: {spelled_reasons(made['skipped'], 10)}"
-        print(f"gen: {printable(said)}", file=sys.stderr)
-    if made["left_out"]:
-        count = plural(sum(made["left_out"].values()), "file")
-        said = f"left out {count} of other kinds: {spelled_counts(made['left_out'])}"
         print(f"gen: {printable(said)}", file=sys.stderr)
     return 0

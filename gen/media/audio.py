@@ -15,15 +15,18 @@ from gen.core.tables import plural
 from gen.media.bounds import require_bytes
 from gen.media.containers import (
     AUDIO_CHUNKS,
+    VIDEO_CHUNKS,
     append_riff_comment,
     av_module,
     existing_file,
     info_to_comment,
+    opened,
     soundfile_module,
     truncation,
 )
 
 FORMATS = ("wav", "flac", "mp3")
+CONTAINERS = (".m4a", ".aac", ".mka", ".mkv", ".mp4", ".webm")  # read by PyAV
 MP3_RATE = 192_000  # bits per second
 
 
@@ -127,7 +130,7 @@ def _samples(wave: Any) -> np.ndarray:
     return samples.reshape(len(samples), -1)
 
 
-def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
+def read_wav(path: str | Path, rate: int, channels: int = 1, mix: bool = False) -> np.ndarray:
     """Read a sound file of a known number of channels, at a rate.
 
     A file of another rate is resampled (``gen.media.resample``).
@@ -136,6 +139,7 @@ def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
         path: Input file.
         rate: Samples per second of the result.
         channels: Expected number of channels.
+        mix: Average the channels of a file that has more than one, where one is expected.
 
     Returns:
         Float32 [n], or [n, channels] for several channels.
@@ -145,6 +149,8 @@ def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
             file that ``open_sound`` refuses.
     """
     wave, file_rate = open_sound(path)
+    if mix and channels == 1:
+        wave = wave.mean(1, keepdims=True)
     if file_rate != rate:
         wave = _resampled(wave, path, file_rate, rate)
     if wave.shape[1] != channels:
@@ -177,6 +183,8 @@ def open_sound(path: str | Path) -> tuple[np.ndarray, int]:
         GenError: A file that is missing, no sound, truncated, empty or not finite.
     """
     sf, path = soundfile_module(), existing_file(path, "sound")
+    if path.suffix.lower() in CONTAINERS:
+        return _checked_sound(*_decoded(path), path)
     try:
         with sf.SoundFile(path) as file:
             rate, stated = file.samplerate, file.frames
@@ -198,8 +206,62 @@ def open_sound(path: str | Path) -> tuple[np.ndarray, int]:
             f"sound {path} is cut off: its header promises {stated} samples, and {len(wave)} are"
             " there"
         )
+    return _checked_sound(wave, rate, path)
+
+
+def sound_header(path: Path) -> tuple[float, int, int]:
+    """Return the seconds (0 where they are not stated), samples per second and channels that the
+    header of a sound states. Raises ``GenError`` for what is no sound."""
+    if path.suffix.lower() not in CONTAINERS:
+        sf = soundfile_module()
+        try:
+            info = sf.info(str(existing_file(path, "sound")))
+        except (sf.SoundFileError, OSError, TypeError) as error:
+            raise GenError(f"sound {path} cannot be read: {' '.join(str(error).split())}") from None
+        return info.frames / info.samplerate, info.samplerate, info.channels
+    av = av_module("a sound in a container")
+    try:
+        with opened(existing_file(path, "sound")) as container:
+            if not container.streams.audio:
+                raise GenError(f"sound {path} has no sound; expected a sound file such as WAV")
+            stream = container.streams.audio[0]
+            return (container.duration or 0) / av.time_base, stream.rate, stream.channels
+    except av.FFmpegError as error:
+        raise GenError(f"sound {path} cannot be read: {error.strerror or error}") from None
+
+
+def _checked_sound(wave: np.ndarray, rate: int, path: Path) -> tuple[np.ndarray, int]:
+    """Return a sound, [n, channels], as ``open_sound`` does. Raises ``GenError``."""
     if not len(wave):
         raise GenError(f"sound {path} is empty; expected at least one sample")
     if not np.isfinite(wave).all():
         raise GenError(f"sound {path} holds NaN or inf; expected finite samples")
     return wave, rate
+
+
+def _decoded(path: Path) -> tuple[np.ndarray, int]:
+    """Decode the first sound of a container by PyAV: float32 [n, channels], and its rate.
+
+    Raises:
+        GenError: a damaged file, or one without a sound.
+    """
+    av = av_module("a sound in a container")
+    if missing := truncation(path, VIDEO_CHUNKS):
+        raise GenError(f"sound {path} is cut off: its header promises {missing}")
+    parts, rate = [], 0
+    try:
+        with opened(path) as container:
+            if not container.streams.audio:
+                raise GenError(f"sound {path} has no sound; expected a sound file such as WAV")
+            stream = container.streams.audio[0]
+            rate, resampler = stream.rate, av.AudioResampler(format="fltp")
+            for frame in container.decode(stream):
+                parts += [part.to_ndarray() for part in resampler.resample(frame)]
+            parts += [part.to_ndarray() for part in resampler.resample(None)]
+    except av.FFmpegError as error:
+        raise GenError(
+            f"sound {path} cannot be read: {error.strerror or error}; expected a sound file such"
+            " as WAV"
+        ) from None
+    wave = np.concatenate(parts, 1).T if parts else np.zeros((0, 1))
+    return wave.astype(np.float32), rate

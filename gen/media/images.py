@@ -13,6 +13,7 @@ import io
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +137,48 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return _over_white(_shown(image, "the image"))
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return width and height of the upright image, from its header alone. Raises ``GenError``."""
+@dataclass(frozen=True)
+class ImageHeader:
+    """What the header of an image file states.
+
+    Attributes:
+        size: width and height of the upright image.
+        mode: mode of Pillow.
+        orientation: Exif orientation, 1 to 8.
+        is_transparent: whether it has an alpha channel or a transparent colour.
+        is_animated: whether it has several frames.
+    """
+
+    size: tuple[int, int]
+    mode: str
+    orientation: int
+    is_transparent: bool
+    is_animated: bool
+
+
+def image_header(path: Path) -> ImageHeader:
+    """Read the header of an image file, and no pixels. Raises ``GenError``."""
     try:
         with Image.open(existing_file(path, "image"), formats=_openers(OPENED)) as image:
+            orientation = _orientation(image)
             # the size of a TIFF is that of its upright image
-            is_turned = _orientation(image) >= 5 and image.format != "TIFF"
-            return image.size[::-1] if is_turned else image.size
+            is_across = orientation >= 5 and image.format != "TIFF"
+            return ImageHeader(
+                image.size[::-1] if is_across else image.size,
+                image.mode,
+                orientation,
+                image.has_transparency_data,
+                bool(getattr(image, "is_animated", False)),
+            )
     except (GenError, MemoryError):
         raise
     except Exception as error:  # a damaged file may raise anything
         raise GenError(f"image {path} cannot be read: {error}") from None
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return width and height of the upright image, from its header alone. Raises ``GenError``."""
+    return image_header(path).size
 
 
 def over_white(pixels: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
@@ -34,7 +34,7 @@ from gen.media.containers import (
     opened,
     truncation,
 )
-from gen.media.images import over_white
+from gen.media.images import image_header, over_white
 
 FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
@@ -219,7 +219,6 @@ def read_video(
     path: str | Path,
     size: tuple[int, int] | None = None,
     fps: float | None = None,
-    most: int | None = None,
 ) -> np.ndarray:
     """Read a video as it is shown.
 
@@ -230,7 +229,6 @@ def read_video(
         path: Input file.
         size: Expected (h, w). A video of a whole multiple is reduced by averaging squares.
         fps: Frames per second of the result (``frames_at``); None returns every frame.
-        most: Frames that are returned at most; None returns all.
 
     Returns:
         Uint8 [T, h, w, 3].
@@ -240,13 +238,15 @@ def read_video(
             anywhere, or larger than the bounds (``gen.media.bounds``); where a rate is asked for,
             one without time stamps, or too long.
     """
+    if Path(path).suffix.lower() == ".webp":
+        return _animated(existing_file(path, "video"), size, fps)
     av_module()
     path = existing_file(path, "video")
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
     if fps is None:
-        every = _decoded(path, size, None if most is None else range(most))
-        return np.stack(list(every.frames.values())[:most])
+        every = _decoded(path, size, None)
+        return np.stack(list(every.frames.values()))
     clip = _decoded(path, size, None, drops=True)
     if None in clip.times:
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
@@ -256,7 +256,7 @@ def read_video(
             f"video {path} lasts {length:g} s; expected at most {MOST_FRAMES / fps:g} s,"
             f" {MOST_FRAMES} frames at {fps:g} per second"
         )
-    chosen = frames_at(fps, clip.times, clip.end, clip.unit)[:most]
+    chosen = frames_at(fps, clip.times, clip.end, clip.unit)
     frames = clip.frames or _decoded(path, size, set(chosen)).frames
     one = frames[chosen[0]]
     require_bytes(f"video {path}", len(chosen) * one.nbytes, _spelled(len(chosen), one))
@@ -351,6 +351,48 @@ def _require_few(said: str, count: int, frame: Any) -> None:
 def _spelled(count: int, frame: np.ndarray) -> str:
     """Format ``900 frames of 1920x1080``."""
     return f"{plural(count, 'frame')} of {frame.shape[1]}x{frame.shape[0]}"
+
+
+def _animated(path: Path, size: tuple[int, int] | None, fps: float | None) -> np.ndarray:
+    """Read an animated WebP, which FFmpeg does not, as ``read_video`` does. Raises ``GenError``."""
+    frames, times, time = [], [], 0.0
+    try:
+        with Image.open(path, formats=["WEBP"]) as image:
+            for frame in ImageSequence.Iterator(image):
+                _require_few(f"video {path}", len(frames) + 1, frame)
+                k = _reduction(frame.height, frame.width, size, path)
+                pixels = over_white(np.asarray(frame.convert("RGBA")))
+                frames.append(np.rint(_mean_squares(pixels, k)).astype(np.uint8))
+                kept = len(frames) * frames[0].nbytes
+                require_bytes(f"video {path}", kept, _spelled(len(frames), frames[0]))
+                times.append(time)
+                time += frame.info.get("duration", 0) / 1000
+    except (GenError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
+        raise GenError(f"video {path} cannot be read: {error}; expected a whole WebP") from None
+    if len(frames) < 2:
+        raise GenError(f"video {path} is an image (webp); expected a video file such as MP4")
+    if fps is None:
+        return np.stack(frames)
+    if time * fps > MOST_FRAMES:
+        raise GenError(f"video {path} lasts {time:g} s; expected at most {MOST_FRAMES / fps:g} s")
+    return np.stack([frames[i] for i in frames_at(fps, times, time, 1e-3)])
+
+
+def clip_header(path: Path) -> tuple[tuple[int, int], float, float]:
+    """Return width and height, seconds and mean frames per second of a clip (0 where they are not
+    stated), from its header alone and before it is turned. Raises ``GenError``."""
+    if path.suffix.lower() == ".webp":
+        return image_header(path).size, 0.0, 0.0
+    av = av_module()
+    try:
+        with opened(existing_file(path, "video")) as container:
+            stream = _video_stream(av, container, path)
+            seconds = (container.duration or 0) / av.time_base
+            return (stream.width, stream.height), seconds, float(stream.average_rate or 0)
+    except av.FFmpegError as error:
+        raise GenError(f"video {path} cannot be read: {_reason(error)}") from None
 
 
 def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> list[int]:

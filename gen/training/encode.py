@@ -6,7 +6,8 @@ one ended, within a shard too, and makes damaged shards again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,51 @@ from torch import Tensor
 
 from gen.contracts.condition import Condition
 from gen.core.checks import check_int
-from gen.core.errors import GenError, cut_list, describe
-from gen.core.files import sha256, sweep_temporaries
+from gen.core.errors import GenError, cut_list, describe, unknown
+from gen.core.files import put_text, sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
 from gen.tokenizers.text.trained import TrainedTokenizer
-from gen.training.frontends import Encoder, load_encoder, own_encoder, size_of
+from gen.training.fit import BUCKET, FITS, Size, bucket
+from gen.training.frontends import (
+    Encoder,
+    load_encoder,
+    modality_of,
+    own_encoder,
+    size_of,
+)
 from gen.training.prompts import AUTO, VOCAB_SIZE, Captions, Choice
+from gen.training.reconstruction import (
+    FIGURES,
+    FOLDER,
+    KINDS,
+    SHOWN,
+    limit_text,
+    reconstruct,
+)
 from gen.training.shards import (
     MANIFEST,
     Shard,
     fingerprint,
     open_folder,
     part_path,
+    read_json,
     read_shard,
     shard_path,
     write_manifest,
     write_shard,
 )
-from gen.training.sources import Medium, Size, Source, find_sources, left_out, read_source
+from gen.training.sources import (
+    Medium,
+    Source,
+    find_sources,
+    left_out,
+    read_source,
+    spelled_counts,
+)
+from gen.training.survey import Survey
 
+TRANSCRIBED = ("speech",)  # modalities whose captions are of no window of a medium
 BATCH = 16  # sources that are read and encoded together, and kept from then on
 
 
@@ -44,7 +70,8 @@ class EncodeOptions:
     Attributes:
         frontend: zoo name or folder of the frontend; None for the modality's own.
         size: size of the media, such as ``64x64``; None for that of the modality's own models.
-        resize: resize images, cut or pad what has a length.
+        resize: how media of another size are made to fit (``gen.training.fit.Size``): ``crop``,
+            ``pad`` or ``bucket``; empty refuses them.
         skip_unreadable: leave out files that cannot be read.
         shard_items: sources of a shard.
         device: device of the frontend.
@@ -56,7 +83,7 @@ class EncodeOptions:
 
     frontend: str | None = None
     size: str | None = None
-    resize: bool = False
+    resize: str = ""
     skip_unreadable: bool = False
     shard_items: int = 256
     device: str = "cpu"
@@ -90,9 +117,9 @@ def encode_folder(
     """
     options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
     check_int("shard_items", options.shard_items, 1)
-    encoder = load_encoder(modality, options.frontend, options.device)
-    size = size_of(encoder, options.size, options.resize)
-    sources = find_sources(folder, modality)
+    if options.resize not in ("", *FITS):
+        raise unknown("resize", options.resize, FITS)
+    sources, encoder, size = prepare(modality, folder, options, progress)
     choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
     tokenizer = choice.tokenizer(dest, encoder, sources)
     captions = None
@@ -102,14 +129,15 @@ def encode_folder(
         captions = Captions.fitted(tokenizer, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
-    open_folder(dest, plan)
+    if note := open_folder(dest, plan):
+        progress.note(note)
     sweep_temporaries(dest)
     if tokenizer is not None:
         tokenizer.save(dest)
         progress.note(f"{describe_tokenizer(tokenizer, captions)}. {choice.reason}".rstrip(" ."))
-    shards = _shards(
-        Encoding(encoder, size, captions), sources, dest, fingerprint(plan), options, progress
-    )
+    work = Encoding(encoder, size, captions)
+    about.update(measured(work, sources, dest, fingerprint(plan), progress))
+    shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
     reasons = {n: r for s in shards for n, r in s.skipped.items()}
     if not options.skip_unreadable:
         refuse_unreadable(reasons, len(sources), "" if choice.is_own else choice.reason)
@@ -120,6 +148,70 @@ def encode_folder(
         )
     about["left_out"] = left_out(folder, modality)
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
+
+
+def prepare(
+    modality: str, folder: str | Path, options: EncodeOptions, progress: Silent
+) -> tuple[list[Source], Encoder, Size]:
+    """Say what is in a folder by the headers of its files, load the frontend, and say how the
+    media are made to fit.
+
+    Returns:
+        The sources, the encoder, and the size that media must have.
+    """
+    kind = modality_of(modality).media_kind
+    sources = find_sources(folder, modality)
+    survey = Survey.of(sources, str(kind))
+    for line in survey.lines():
+        progress.note(line)
+    if others := left_out(folder, modality):
+        count = plural(sum(others.values()), "file")
+        progress.note(f"left out {count} of other kinds: {spelled_counts(others)}")
+    encoder = load_encoder(modality, options.frontend, options.device)
+    size = fitting(encoder, options, survey)
+    for line in survey.fitted(size, encoder.frontend.rate or encoder.modality.frame_rate):
+        progress.note(line)
+    return sources, encoder, size
+
+
+def fitting(encoder: Encoder, options: EncodeOptions, survey: Survey) -> Size:
+    """Return the size that media must have; with ``bucket`` one that fits the folder's media."""
+    size = size_of(encoder, options.size, options.resize)
+    if options.resize == BUCKET and options.size is None and len(size.axes) > 1:
+        steps = encoder.frontend.config.compression
+        chosen = bucket(survey.sizes, size.axes[-2:], steps[-2:])
+        return replace(size, axes=(*size.axes[:-2], *chosen))
+    return size
+
+
+def measured(
+    work: Encoding, sources: list[Source], dest: Path, mark: str, progress: Silent
+) -> dict[str, Any]:
+    """Encode and decode the first media, and draw them: what the frontend keeps of them.
+
+    Returns:
+        ``reconstruction`` for the manifest; nothing for media that cannot be measured.
+    """
+    if work.encoder.modality.media_kind not in KINDS:
+        return {}
+    kept = dest / FOLDER / FIGURES
+    if kept.is_file() and (found := read_json(kept)).pop("plan", "") == mark:
+        return {"reconstruction": found}
+    signals: list[Tensor] = []
+    for source in sources[: 2 * SHOWN]:
+        if len(signals) < SHOWN:
+            try:
+                signals += [signal for _, _, signal in work.read(source)]
+            except Exception:  # the encoding says which files cannot be read
+                continue
+    made = reconstruct(work.encoder, signals)
+    if made is None:
+        return {}
+    progress.note(f"{made} after {work.encoder.name} alone: {made.write(dest)}")
+    if made.is_limit:
+        progress.note(limit_text(work.encoder.modality.name))
+    put_text(kept, json.dumps({**made.to_dict(), "plan": mark}) + "\n")
+    return {"reconstruction": made.to_dict()}
 
 
 def make_plan(
@@ -259,30 +351,42 @@ class Encoding:
         signals: list[Tensor] = []
         for source in sources:
             try:
-                media = read_source(
-                    source,
-                    self.encoder.modality,
-                    self.encoder.horizon,
-                    self.size.resize,
-                    self.size.axes[0] if len(self.size.axes) == 3 else None,
-                )
-                self._check_conditions(media)
+                found = self.read(source)
             except Exception as error:  # what a decoder of files raises is open
                 out.skipped[source.name] = describe(error)
                 continue
-            fitted = [self.size.fit(m.media, source.name) for m in media]
-            try:
-                made = [self.encoder.frontend.preprocess(m) for m in fitted]
-            except GenError as error:
-                out.skipped[source.name] = describe(error)
-                continue
-            for number, (medium, signal) in enumerate(zip(media, made, strict=True)):
+            for name, condition, signal in found:
                 signals.append(signal)
-                out.sources.append(source.name if len(media) == 1 else f"{source.name}#{number}")
-                out.conditions.append(medium.condition)
+                out.sources.append(name)
+                out.conditions.append(condition)
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
         out.read += len(sources)
+
+    def read(self, source: Source) -> list[tuple[str, dict[str, Any] | None, Tensor]]:
+        """Read a source: name, condition and signal of every sample.
+
+        Raises:
+            GenError: the file cannot be read, or has another size or condition.
+        """
+        modality, rate = self.encoder.modality, self.encoder.frontend.rate
+        media = read_source(source, modality, self.encoder.horizon, bool(self.size.resize), rate)
+        self._check_conditions(media)
+        parts = []
+        for medium in media:
+            fitted = self.size.fit(medium.media, source.name)
+            if len(fitted) > 1 and medium.condition and modality.name in TRANSCRIBED:
+                samples, step = len(medium.media), self.encoder.frontend.config.compression[0]
+                raise GenError(
+                    f"{source.name} lasts {samples / rate:.2f} s, and its transcript is of all of"
+                    f" it; expected at most {self.size.axes[0] / rate:g} s (--size"
+                    f" {-(-samples // step) * step} makes room)"
+                )
+            parts += [(medium.condition, self.encoder.frontend.preprocess(m)) for m in fitted]
+        names = (
+            [source.name] if len(parts) == 1 else [f"{source.name}#{i}" for i in range(len(parts))]
+        )
+        return [(name, *part) for name, part in zip(names, parts, strict=True)]
 
     def _check_conditions(self, media: list[Medium]) -> None:
         """Refuse conditions that the models of these tokens do not understand."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits
 from gen.core.registry import registry
 from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO, locate, pick_device, read_config, zoo
@@ -19,8 +20,10 @@ from gen.tokenizers.action.base import ActionFrontend
 from gen.tokenizers.text.hf_text import HFText
 from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.tokenizers.text.words import TextWords
-from gen.training.sources import SUFFIXES, Size
+from gen.training.fit import Size
+from gen.training.sources import SUFFIXES
 
+MEDIA_SIZE = "media-size.txt"  # size of the media that a frontend was trained on, in its folder
 MODELS = ("causal", "masked")  # keys of the models that token data can train
 
 
@@ -78,6 +81,14 @@ class Encoder:
         return (*cells, many) if isinstance(self.modality, GridModality) and many > 1 else cells
 
 
+def modality_of(name: str) -> type[Modality]:
+    """Return the class of a modality with token models. Raises ``GenError`` for any other name."""
+    cls = registry.get("modality", name)
+    if name not in SUFFIXES or "codes" not in cls.frontends:
+        raise bad_value("modality", name, f"one of {', '.join(SUFFIXES)}, which have codes")
+    return cls
+
+
 def load_encoder(modality: str, name: str | None = None, device: str = "cpu") -> Encoder:
     """Load the frontend of a modality.
 
@@ -90,9 +101,7 @@ def load_encoder(modality: str, name: str | None = None, device: str = "cpu") ->
     Raises:
         GenError: an unknown modality or frontend, or a modality without token models.
     """
-    cls = registry.get("modality", modality)
-    if modality not in SUFFIXES or "codes" not in cls.frontends:
-        raise bad_value("modality", modality, f"one of {', '.join(SUFFIXES)}, which have codes")
+    cls = modality_of(modality)
     made, usual = cls(), cls.frontends["codes"]
     where = pick_device(device)
     if name is None:
@@ -130,13 +139,13 @@ def usual_config(modality: Modality) -> dict[str, Any]:
     raise GenError(f"modality {modality.name!r} has no model of tokens to train")
 
 
-def size_of(encoder: Encoder, asked: str | None = None, resize: bool = False) -> Size:
+def size_of(encoder: Encoder, asked: str | None = None, resize: str = "") -> Size:
     """Return the size that media must have: that of the modality's own models, or another one.
 
     Args:
         encoder: frontend of the media.
         asked: sizes such as ``64x64``, one per axis of the code grid.
-        resize: whether media may be resized.
+        resize: how media of another size are made to fit; empty refuses them.
 
     Raises:
         GenError: sizes that are no numbers, or no whole number of codes.
@@ -152,9 +161,15 @@ def size_of(encoder: Encoder, asked: str | None = None, resize: bool = False) ->
         own = load_encoder(encoder.modality.name)
     steps = own.frontend.config.compression
     axes = tuple(n * s for n, s in zip(grid, steps, strict=False))
+    if frontend.rate and frontend.rate != own.frontend.rate:  # as many seconds, in whole codes
+        frame = frontend.config.compression[0]
+        axes = (max(1, round(axes[0] * frontend.rate / own.frontend.rate / frame)) * frame,)
+    stated = Path(encoder.name) / MEDIA_SIZE
+    if asked is None and stated.is_file():
+        asked = stated.read_text(encoding="utf-8").strip()
     if asked is not None:
         parts = asked.lower().split("x")
-        if len(parts) != len(axes) or not all(p.isdecimal() and int(p) for p in parts):
+        if len(parts) != len(axes) or not all(is_digits(p) and int(p) for p in parts):
             raise bad_value(
                 "size", asked, f"{len(axes)} numbers such as {'x'.join(map(str, axes))}"
             )

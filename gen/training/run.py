@@ -18,16 +18,28 @@ from gen.bench.plots import COLOURS, Point, axis, panel
 from gen.config.job import make_job
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
+from gen.core.tables import plural
 from gen.jobs.run import run_job
 from gen.recipes.drafters.data import Conditions, Teacher
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data, split
-from gen.training.loop import LOG, Loop, processes
+from gen.training.frontend_tasks import make_frontend_task
+from gen.training.loop import CHECKPOINT, LOG, Loop, processes
+from gen.training.media_data import load_media
+from gen.training.reconstruction import (
+    FOLDER,
+    PAIRS,
+    SHOWN,
+    Reconstruction,
+    limit_text,
+    reconstruct,
+)
 from gen.training.shards import read_folder, read_json
-from gen.training.tasks import MODEL, Written, make_task
+from gen.training.tasks import MODEL, Task, Written, make_task
 
 RUN, SAMPLES, CURVE = "run.json", "samples", "curve.svg"
+LEARNING = "learning"  # folder of the samples of earlier steps
 POINTS = 60  # of a curve, at most
 STYLE = (
     "<style>text{font-family:sans-serif;font-size:11px;fill:#374151}"
@@ -53,33 +65,49 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
     """
     if config.objective == "drafter":
         return train_drafter(config, say)
+    if config.objective == "frontend":
+        return train_frontend(config, say)
     data, out = load_data(config.data), Path(config.out)
     accelerator = processes(config.device)
     with accelerator.main_process_first():
-        open_run(out, config, data)
+        open_run(out, config, data.mark)
     task = make_task(config, data)
     loop = Loop(task, config, len(data.tokens), accelerator)
-    rows = loop.run(say)
+    galleries: list[Path] = sorted((out / LEARNING).glob("step-*"))
+
+    def show() -> None:
+        if config.samples and config.sample_every and loop.step % config.sample_every == 0:
+            to = out / LEARNING / f"step-{loop.step:06d}"
+            made = make_samples(config, data, to, save(task, out))
+            galleries[:] = sorted({*galleries, made})
+        write_page(config, described(data), loop.rows, out, shown_samples(galleries))
+
+    rows = loop.run(say, show)
     if not accelerator.is_main_process:
         accelerator.wait_for_everyone()
         return {}
     validation = loop.measure()
-    try:
-        written = task.save(out)
-    except (OSError, SafetensorError) as error:
-        raise GenError(f"cannot write {out / MODEL}: {error}") from None
-    samples = make_samples(config, data, out, written)
-    page = write_page(config, data, rows, out, samples)
-    put_text(out / CURVE, curve_file(rows))
+    written = save(task, out)
+    if config.samples:
+        galleries.append(make_samples(config, data, out / SAMPLES, written))
+    page = write_page(config, described(data), rows, out, shown_samples(galleries))
     accelerator.wait_for_everyone()
     return {
         **written.folders,
         "page": str(page),
-        "steps": config.steps,
+        "steps": loop.step,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
         "use": command(data, written, config.samples),
     }
+
+
+def save(task: Task, out: Path) -> Written:
+    """Write what was trained up to now. Raises ``GenError`` if it cannot."""
+    try:
+        return task.save(out)
+    except (OSError, SafetensorError) as error:
+        raise GenError(f"cannot write {out / MODEL}: {error}") from None
 
 
 def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
@@ -118,13 +146,64 @@ def train_drafter(config: TrainingConfig, say: Callable[[str], None]) -> dict[st
     return {"model": made["drafter"], "alpha": made["alpha"], "use": made["use"]}
 
 
-def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
-    """Write the settings of a run into a new or empty folder, or find the same ones there.
+def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train a frontend of the media of a folder, and measure what it keeps of media that it was not
+    trained on.
+
+    Returns:
+        As ``train``, with ``reconstruction`` (``Reconstruction.to_dict``); ``use`` is a command
+        that encodes the folder with the frontend.
+    """
+    asked, out = config.frontend, Path(config.out)
+    accelerator = processes(config.device)
+    if accelerator.num_processes > 1:
+        raise GenError(
+            f"the objective frontend runs in {accelerator.num_processes} processes; expected one:"
+            " unused codes are revived from the media that a process has seen"
+        )
+    data = load_media(config.data, asked.modality, asked.size, say)
+    open_run(out, config, data.mark)
+    task = make_frontend_task(config, data)
+    loop = Loop(task, config, len(data.signals), accelerator)
+    measured = loop.held if len(loop.held) else torch.arange(len(data.signals))
+    about = f"{plural(len(data.signals), asked.modality + ' sample')}"
+
+    def show() -> tuple[Path, Reconstruction]:
+        task.model.eval()
+        made = reconstruct(task.frontend(), [*data.batch(measured[:SHOWN])])
+        assert made is not None, "images and sounds can be measured"
+        task.model.train()
+        source = made.write(out).relative_to(out).as_posix()
+        shown = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
+        return write_page(config, about, loop.rows, out, shown), made
+
+    rows = loop.run(say, show)
+    validation, written, (page, made) = loop.measure(), task.save(out), show()
+    say(f"{made}: {page.parent / FOLDER / PAIRS}")
+    if made.is_limit:
+        say(limit_text(asked.modality))
+    words = ["gen", "encode", asked.modality, config.data, "--frontend", written.model, "--out"]
+    return {
+        **written.folders,
+        "page": str(page),
+        "steps": loop.step,
+        "loss": [rows[0]["loss"], rows[-1]["loss"]],
+        "validation": validation,
+        "reconstruction": made.to_dict(),
+        "use": shlex.join([*words, str(out.with_name(f"{out.name}-tokens"))]),
+    }
+
+
+def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
+    """Write the settings of a run into a new or empty folder, or find the same ones there. Those of
+    a run that has no checkpoint are replaced.
 
     Raises:
         GenError: the folder holds something else, or another run.
+
+    ``mark``: digest of the data.
     """
-    mine = {**same_run(config), "data_digest": data.mark}
+    mine = {**same_run(config), "data_digest": mark}
     mine.pop("data")  # the data may move
     path = out / RUN
     if out.is_file():
@@ -132,11 +211,13 @@ def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
     if path.is_file():
         there = read_json(path)
         changed = sorted(k for k in {*there, *mine} if there.get(k) != mine.get(k))
-        if changed:
+        if changed and (out / CHECKPOINT).is_file():
             raise GenError(
                 f"{out} holds another run, which differs in {', '.join(changed)}; expected a new"
                 " or empty folder"
             )
+        if changed:  # it failed before its first checkpoint
+            put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
         sweep_temporaries(out)
         return
     if out.is_dir() and any(out.iterdir()):
@@ -148,21 +229,17 @@ def open_run(out: Path, config: TrainingConfig, data: TokenData) -> None:
     put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
 
 
-def make_samples(
-    config: TrainingConfig, data: TokenData, out: Path, written: Written
-) -> Path | None:
-    """Decode the prompts of ``samples`` with the trained model, as a job with its own gallery."""
-    if not config.samples:
-        return None
+def make_samples(config: TrainingConfig, data: TokenData, out: Path, written: Written) -> Path:
+    """Decode the prompts of ``samples`` with a model, as a job with its own gallery in ``out``."""
     tree = {
         "modality": data.manifest["modality"],
         **written.load,
         "prompts": list(config.samples),
         "seed": config.seed,
-        "out": str(out / SAMPLES),
+        "out": str(out),
     }
     run_job(make_job(tree, where="the samples of the run"))
-    return out / SAMPLES
+    return out
 
 
 def curve(rows: list[dict[str, Any]]) -> str:
@@ -194,32 +271,49 @@ def curve_file(rows: list[dict[str, Any]]) -> str:
     return curve(rows).replace("<svg ", head, 1).replace(">", f">{STYLE}", 1) + "\n"
 
 
+def described(data: TokenData) -> str:
+    """Say what a model is trained on, as HTML."""
+    return f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])}"
+
+
+def shown_samples(galleries: list[Path]) -> str:
+    """Return the samples of a run as HTML, the latest ones first."""
+    parts = []
+    for folder in reversed(galleries):
+        source = SAMPLES if folder.name == SAMPLES else f"{LEARNING}/{folder.name}"
+        title = "Samples" if folder.name == SAMPLES else f"Samples, {folder.name}"
+        images = "".join(
+            f'<img src="{source}/{p.name}" alt="" width="128">'
+            for p in sorted(folder.glob("*.png"))[:24]
+        )
+        parts.append(f'<h2>{title}</h2><p>{images}</p><p><a href="{source}/index.html">gallery</a>')
+    return "".join(parts)
+
+
 def write_page(
-    config: TrainingConfig,
-    data: TokenData,
-    rows: list[dict[str, Any]],
-    out: Path,
-    samples: Path | None,
+    config: TrainingConfig, data: str, rows: list[dict[str, Any]], out: Path, shown: str = ""
 ) -> Path:
-    """Write ``index.html``: the learning curve, the keys of the run, and samples."""
+    """Write ``index.html`` (the learning curve, the keys of the run, and what was made) and the
+    curve as a file of its own.
+
+    Args:
+        config: keys of the run.
+        data: what it is trained on, as HTML.
+        rows: rows of the log up to now.
+        out: folder of the run.
+        shown: samples or reconstructions, as HTML.
+    """
     settings = "".join(
         f"<li>{escape(k)}: {escape(json.dumps(v))}</li>"
         for k, v in same_run(config).items()
         if v not in (None, [], ())
     )
-    shown = ""
-    if samples is not None:
-        images = "".join(
-            f'<img src="{SAMPLES}/{p.name}" alt="" width="128">'
-            for p in sorted(samples.glob("*.png"))[:24]
-        )
-        shown = f'<h2>Samples</h2><p>{images}</p><p><a href="{SAMPLES}/index.html">gallery</a></p>'
     last = rows[-1]
     held = f", validation {last['validation']:.4f}" if "validation" in last else ""
     about = (
-        f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])},"
-        f" {config.steps} steps: loss {rows[0]['loss']:.4f} to {last['loss']:.4f}{held}."
-        f' Rows: <a href="{LOG}">{LOG}</a>.'
+        f"{data}, step {last['step']} of {config.steps}: loss {rows[0]['loss']:.4f} to"
+        f' {last["loss"]:.4f}{held}. Rows: <a href="{LOG}">{LOG}</a>.'
     )
     body = f'<div class="panels">{curve(rows)}</div>{shown}<h2>Keys</h2><ul>{settings}</ul>'
+    put_text(out / CURVE, curve_file(rows))
     return put_page(out, f"gen train: {out.name}", about, body)

@@ -100,11 +100,15 @@ def fingerprint(plan: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def open_folder(folder: Path, plan: dict[str, Any]) -> None:
-    """Write the plan into a new or empty folder, or find the same one there.
+def open_folder(folder: Path, plan: dict[str, Any]) -> str:
+    """Write the plan into a new or empty folder, or find the same one there. It replaces the plan
+    of an encoding that was never finished; the shards of that one are not read.
+
+    Returns:
+        What was replaced; empty for nothing.
 
     Raises:
-        GenError: the folder holds something else, or another encoding.
+        GenError: the folder holds something else, or another encoding that is finished.
     """
     if folder.is_file():
         raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
@@ -112,12 +116,15 @@ def open_folder(folder: Path, plan: dict[str, Any]) -> None:
     if path.is_file():
         there = read_json(path)
         if there == plan:
-            return
+            return ""
         changed = sorted(k for k in {*there, *plan} if there.get(k) != plan.get(k))
-        raise GenError(
-            f"{folder} holds tokens of another encoding, which differs in"
-            f" {', '.join(changed)}; expected a new or empty folder"
-        )
+        if (folder / MANIFEST).is_file():
+            raise GenError(
+                f"{folder} holds tokens of another encoding, which differs in"
+                f" {', '.join(changed)}; expected a new or empty folder"
+            )
+        put_text(path, json.dumps(plan, ensure_ascii=False, indent=1) + "\n")
+        return f"{folder} held an unfinished encoding, which differs in {', '.join(changed)}: anew"
     if folder.is_dir() and any(folder.iterdir()):
         raise GenError(f"{folder} is not empty and holds no tokens; expected a new or empty folder")
     try:
@@ -125,6 +132,7 @@ def open_folder(folder: Path, plan: dict[str, Any]) -> None:
     except OSError as error:
         raise GenError(f"cannot write {folder}: {error.strerror or error}") from None
     put_text(path, json.dumps(plan, ensure_ascii=False, indent=1) + "\n")
+    return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -147,6 +155,9 @@ def write_manifest(folder: Path, about: dict[str, Any], shards: Sequence[Shard])
         shards: all shards, in order.
     """
     files = [shard_path(folder, i) for i in range(len(shards))]
+    stale = {*folder.glob("tokens-*.safetensors"), *folder.glob("part-*.safetensors")} - {*files}
+    for path in stale:  # of an encoding that was replaced before it was finished
+        path.unlink()
     manifest = {
         "format": FORMAT,
         **about,

@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, cut_list, shown
 from gen.core.tables import plural
+from gen.media.audio import read_wav
 from gen.media.bounds import load_array, require_bytes
 from gen.media.containers import existing_file, require_package
-from gen.media.motion.skeleton import Motion
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
 
 METADATA = "metadata.jsonl"
 CAPTION_KEYS = ("text", "prompt")
+SOUNDS = (*"wav flac mp3 ogg oga opus m4a aac aif aiff mka".split(),)
 SUFFIXES = {
-    "image": ("png", "webp", "jpg", "jpeg", "bmp", "tif", "tiff"),
-    "speech": ("wav", "flac", "mp3"),
-    "audio": ("wav", "flac", "mp3"),
-    "video": ("mp4", "gif", "mkv", "webm", "mov"),
+    "image": (*"png webp jpg jpeg bmp tif tiff gif ppm pgm jp2 avif".split(),),
+    "speech": SOUNDS,
+    "audio": SOUNDS,
+    "video": ("mp4", "gif", "mkv", "webm", "mov", "m4v", "avi", "webp"),
     "motion": ("npz", "bvh"),
     "action": ("npz", "npy", "parquet"),
     "text": ("txt",),
@@ -187,7 +187,7 @@ def read_source(
     modality: Modality,
     horizon: int = 0,
     resize: bool = False,
-    most: int | None = None,
+    rate: int = 0,
 ) -> list[Medium]:
     """Read the media of one source.
 
@@ -195,8 +195,8 @@ def read_source(
         source: the file or line.
         modality: modality that reads it.
         horizon: steps of a chunk of actions.
-        resize: read clips of any size.
-        most: frames of a clip of any size that are read; None reads all.
+        resize: read clips of any size, and mix the channels of sounds.
+        rate: samples per second of sounds; 0 for that of the modality.
 
     Returns:
         One medium; several chunks of an episode of actions, one behind the other.
@@ -211,9 +211,10 @@ def read_source(
         return _chunks(_array(source.path), None, source, horizon)
     if suffix == ".parquet":
         return _episode(source, horizon)
-    clip_of_any_size = resize and modality.media_kind == "video"
-    if clip_of_any_size:
-        media = read_video(source.path, fps=modality.frame_rate, most=most)
+    if resize and modality.media_kind == "video":
+        media = read_video(source.path, fps=modality.frame_rate)
+    elif rate and modality.media_kind == "audio":
+        media = read_wav(source.path, rate, mix=resize)
     else:
         media = modality.load(source.path)
     if isinstance(media, ActionChunk):
@@ -283,75 +284,3 @@ def _episode(source: Source, horizon: int) -> list[Medium]:
     if actions.ndim != 2 or not np.isfinite(actions).all():
         raise GenError(f"action of the table {path} is no list of finite numbers in every row")
     return _chunks(actions, conditions, source, horizon)
-
-
-# --- sizes
-
-
-@dataclass(frozen=True)
-class Size:
-    """Size that media must have.
-
-    Attributes:
-        axes: samples of a signal along each axis of its code grid: (h, w), (frames, h, w), (n,);
-            empty where the frontend alone decides.
-        shortest: least number along the first axis, where lengths differ; else 0.
-        resize: resize images, cut or pad what has a length.
-    """
-
-    axes: tuple[int, ...] = ()
-    shortest: int = 0
-    resize: bool = False
-
-    def fit(self, media: Any, name: str) -> Any:
-        """Return media of this size.
-
-        Raises:
-            GenError: media of another size that may not be resized.
-        """
-        if not self.axes:
-            return media
-        if isinstance(media, Image.Image):
-            return self._image(media, name)
-        if isinstance(media, Motion):
-            return self._motion(media, name)
-        array = np.asarray(media)
-        if array.shape[: len(self.axes)] == self.axes:
-            return array
-        if not self.resize:
-            raise self._misfit(name, array.shape[: len(self.axes)])
-        if len(self.axes) > 1 and array.shape[1:3] != self.axes[1:]:
-            side = (self.axes[2], self.axes[1])
-            array = np.stack([np.asarray(Image.fromarray(f).resize(side)) for f in array])
-        first = self.axes[0]
-        short = first - len(array)
-        if short > 0:  # silence behind a sound, the last frame behind a clip
-            rest = np.zeros(short, array.dtype) if array.ndim == 1 else array[-1:].repeat(short, 0)
-            array = np.concatenate([array, rest])
-        return array[:first]
-
-    def _image(self, image: Image.Image, name: str) -> Image.Image:
-        if image.size[::-1] == self.axes:
-            return image
-        if not self.resize:
-            raise self._misfit(name, image.size[::-1])
-        return image.resize(self.axes[::-1], Image.Resampling.BICUBIC)
-
-    def _motion(self, motion: Motion, name: str) -> Motion:
-        most = self.axes[0]
-        if motion.frames < self.shortest or (motion.frames > most + 1 and not self.resize):
-            raise GenError(
-                f"{name} has {motion.frames} poses; expected {self.shortest} to {most}"
-                + " (--resize cuts longer ones)" * (motion.frames > most)
-            )
-        return motion.cut(0, most) if motion.frames > most else motion
-
-    def _misfit(self, name: str, came: tuple[int, ...]) -> GenError:
-        def spelled(axes: tuple[int, ...]) -> str:
-            return "x".join(map(str, axes)) + (" samples" if len(axes) == 1 else "")
-
-        of = ", frames at the model's rate x height x width" if len(self.axes) == 3 else ""
-        return GenError(
-            f"{name} has {spelled(came)}; expected {spelled(self.axes)}{of} (--resize makes it so,"
-            " --size states another)"
-        )

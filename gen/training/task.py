@@ -63,6 +63,16 @@ class Task(ABC):
             drop: share of dropped conditions.
         """
 
+    def on_step(self, step: int) -> None:  # noqa: B027 (most tasks do nothing)
+        """Follow the update of the weights in a step, from 0."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what later steps depend on beside the weights."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Go on from what ``state`` returned."""
+
     @abstractmethod
     def save(self, out: Path) -> Written:
         """Write what was trained into the folder of the run, so that the pipeline loads it."""

@@ -31,7 +31,8 @@ from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text import translation
 from gen.modalities.text.description import check_description, description_of, prompt_of
 from gen.modalities.text.parallel import oracle_boards
-from gen.models.load.locate import ZOO, config_field
+from gen.models.load.locate import ZOO
+from gen.models.load.networks import config_field
 from gen.tokenizers.text.words import TextWords
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def span(text: str, words: int, positions: int) -> tuple[int, int]:
     Raises:
         GenError: the text is no span, or goes beyond the words.
     """
-    match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]*):([0-9]*)\s*", text)
     if not match:
         raise GenError(
             f"span {text!r} names no words; expected a range such as '1:3', ':2' or '2:'"

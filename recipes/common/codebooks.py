@@ -7,6 +7,8 @@ code is moved to an encoder output. A residual chain quantises the residuals of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -67,12 +69,15 @@ class Chain:
         self.used = [torch.zeros(len(t)) for t in tables]
         self.step = 0
 
-    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, z: Tensor, learn: bool = True) -> tuple[Tensor, Tensor]:
         """Quantise vectors [N, D]. Returns them with the gradient of the unquantised ones, and the
         loss of codes and encoder.
+
+        ``learn``: keep the vectors to start and to revive codes from; false to measure.
         """
-        keep = torch.randperm(len(z), generator=self.generator)[:1024]
-        self.pool = torch.cat([self.pool, z.detach().float()[keep]])[-POOL:]
+        if learn:
+            keep = torch.randperm(len(z), generator=self.generator)[:1024]
+            self.pool = torch.cat([self.pool, z.detach().float()[keep]])[-POOL:]
         if self.step < self.warm:
             return z, z.new_zeros(())
         left, total, loss = z, torch.zeros_like(z), z.new_zeros(())
@@ -82,7 +87,8 @@ class Chain:
             loss = (
                 loss + F.mse_loss(q, left.detach()) + self.commitment * F.mse_loss(left, q.detach())
             )
-            used.mul_(0.99).index_add_(0, ids, torch.ones(len(ids)))
+            if learn:
+                used.mul_(0.99).index_add_(0, ids, torch.ones(len(ids)))
             total, left = total + q, left - q.detach()
         return z + (total - z).detach(), loss
 
@@ -105,6 +111,20 @@ class Chain:
                 table[dead] = left[torch.randint(len(left), (len(dead),), generator=self.generator)]
                 used[dead] = 10
             left = left - table[nearest(left, table)]
+
+    def state(self) -> dict[str, Any]:
+        """Return what later steps depend on beside the tables."""
+        return {
+            "pool": self.pool,
+            "used": self.used,
+            "step": self.step,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.pool, self.used, self.step = state["pool"], state["used"], state["step"]
+        self.generator.set_state(state["generator"])
 
     @property
     def codes(self) -> float:

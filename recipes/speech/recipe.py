@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,18 +96,19 @@ def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
         )
 
 
-def new_codec():
-    """Create the codec."""
+def new_codec(streams: int = STREAMS, codes: int = CODES, filters: int = 12):
+    """Create the codec: ``streams`` codebooks of ``codes`` vectors, and ``filters`` channels of the
+    first layer."""
     return MimiModel(
         MimiConfig(
             sampling_rate=spoken.RATE,
             hidden_size=64,
-            num_filters=12,
+            num_filters=filters,
             upsampling_ratios=[8, 5, 4, 2],  # and 2 more between codec and quantiser
-            codebook_size=CODES,
+            codebook_size=codes,
             codebook_dim=CHANNELS,
             vector_quantization_hidden_dimension=CHANNELS,
-            num_quantizers=STREAMS,
+            num_quantizers=streams,
             num_semantic_quantizers=1,
             upsample_groups=64,
             num_hidden_layers=1,
@@ -119,11 +121,24 @@ def new_codec():
 
 
 class Training(nn.Module):
-    """Codec with its codebooks as parameters; in the published layout they are sums and counts."""
+    """Codec with its codebooks as parameters; in the published layout they are sums and counts.
 
-    def __init__(self):
+    Args:
+        codec: the codec, of this architecture.
+        is_new: draw its weights; false to go on from those that it has.
+    """
+
+    def __init__(self, codec: MimiModel, is_new: bool = True):
         super().__init__()
-        self.codec = new_codec()
+        self.codec = codec
+        found = torch.zeros(codec.config.num_quantizers, codec.config.codebook_size, CHANNELS)
+        if is_new:
+            self._draw()
+        else:
+            found = torch.stack([layer.codebook.embed.detach() for layer in self._layers()])
+        self.tables = nn.ParameterList(nn.Parameter(table) for table in found)
+
+    def _draw(self) -> None:
         with torch.no_grad():
             # the class's own initialisation expects loaded weights and lets no signal through
             for module in self.codec.modules():
@@ -138,18 +153,43 @@ class Training(nn.Module):
                     if module.bias is not None:
                         module.bias.zero_()
             self.codec.decoder.decoder_seanet.layers[-1].conv.weight.mul_(0.05)
-        self.tables = nn.ParameterList(
-            nn.Parameter(torch.zeros(CODES, CHANNELS)) for _ in range(STREAMS)
-        )
 
-    def finish(self):
-        """Codec in the published layout."""
+    def _layers(self) -> list[Any]:
+        """Quantisers of the published layout, in order."""
         quantizer = self.codec.quantizer
-        layers = [
+        return [
             *quantizer.semantic_residual_vector_quantizer.layers,
             *quantizer.acoustic_residual_vector_quantizer.layers,
         ]
-        for layer, table in zip(layers, self.tables, strict=True):
+
+    def chains(self, warm: int, settle: int, generator: torch.Generator) -> list[Chain]:
+        """Return the quantisers: Mimi's first codebook alone, and beside it a chain of the
+        others."""
+        halves = self.tables[:1], self.tables[1:]
+        return [Chain(list(tables), warm, settle, generator) for tables in halves]
+
+    def code(self, x: Tensor, chains: list[Chain], learn: bool = True) -> tuple[Tensor, Tensor]:
+        """Encode and decode waves [B, 1, n]. Returns the decoded ones and the loss of codes."""
+        quantizer = self.codec.quantizer
+        z = self.codec.encoder(x).latents
+        halves, loss = [], z.new_zeros(())
+        for part, chain in zip(
+            (
+                quantizer.semantic_residual_vector_quantizer,
+                quantizer.acoustic_residual_vector_quantizer,
+            ),
+            chains,
+            strict=True,
+        ):
+            inside = part.input_proj(z)
+            flat, more = chain(inside.transpose(1, 2).reshape(-1, CHANNELS), learn)
+            halves.append(part.output_proj(flat.view(len(x), -1, CHANNELS).transpose(1, 2)))
+            loss = loss + more
+        return self.codec.decoder(halves[0] + halves[1]).audio_values, loss
+
+    def finish(self):
+        """Codec in the published layout."""
+        for layer, table in zip(self._layers(), self.tables, strict=True):
             layer.codebook.embed_sum.copy_(table.detach())
             layer.codebook.cluster_usage.fill_(1.0)
         return self.codec
@@ -195,30 +235,11 @@ def train_codec(work: Path, plan: SpeechPlan, log=print) -> None:
     others, both on the encoder's output.
     """
     torch.manual_seed(0)
-    model = Training()
-    steps, generator = plan.codec_steps, torch.Generator().manual_seed(0)
-    chains = [
-        Chain(list(t), steps // 12, steps * 3 // 4, generator)
-        for t in (model.tables[:1], model.tables[1:])
-    ]
+    model, steps = Training(new_codec()), plan.codec_steps
+    chains = model.chains(steps // 12, steps * 3 // 4, torch.Generator().manual_seed(0))
 
     def loss_fn(m, x):
-        quantizer = m.codec.quantizer
-        z = m.codec.encoder(x).latents
-        halves, loss = [], z.new_zeros(())
-        for part, chain in zip(
-            (
-                quantizer.semantic_residual_vector_quantizer,
-                quantizer.acoustic_residual_vector_quantizer,
-            ),
-            chains,
-            strict=True,
-        ):
-            inside = part.input_proj(z)
-            flat, more = chain(inside.transpose(1, 2).reshape(-1, CHANNELS))
-            halves.append(part.output_proj(flat.view(len(x), -1, CHANNELS).transpose(1, 2)))
-            loss = loss + more
-        y = m.codec.decoder(halves[0] + halves[1]).audio_values
+        y, loss = m.code(x, chains)
         wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
         figures = {
             "wave": wave.item(),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+
 from gen.cli.arguments import Commands, add_command, add_json_flag
+
+FITS = ("crop", "pad", "bucket")  # those of gen.training.fit, which is not imported for the help
 
 
 def add_encode(commands: Commands) -> None:
@@ -46,22 +50,35 @@ def add_encode(commands: Commands) -> None:
         default=2048,
         help="most tokens of a tokenizer that is trained (2048)",
     )
-    parser.add_argument(
-        "--size", metavar="HxW", help="size of the media (default: that of the built-in models)"
-    )
-    parser.add_argument(
-        "--resize",
-        action="store_true",
-        help="resize images and clips of another size, cut or pad clips, motions and sounds",
-    )
-    parser.add_argument(
-        "--skip-unreadable",
-        action="store_true",
-        help="leave out files that cannot be read; the manifest names them",
-    )
+    _add_sizes(parser)
     parser.add_argument(
         "--shard-items", metavar="N", type=int, default=256, help="files of a shard (256)"
     )
     parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
     add_json_flag(parser)
     parser.set_defaults(resumable=True)
+
+
+def _add_sizes(parser: ArgumentParser) -> None:
+    """Add what becomes of media of another size, and of those that cannot be read."""
+    parser.add_argument(
+        "--size", metavar="HxW", help="size of the media (default: that of the built-in models)"
+    )
+    parser.add_argument(
+        "--resize",
+        nargs="?",
+        choices=FITS,
+        const=FITS[0],
+        default="",
+        help=(
+            "make media of another size fit: crop scales images and clips and cuts their edges"
+            " (default), pad scales them onto a ground, bucket crops at a size of about that area"
+            " that fits the folder's; longer media are cut into windows, shorter ones filled,"
+            " channels of sounds mixed"
+        ),
+    )
+    parser.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out files that cannot be read; the manifest names them",
+    )

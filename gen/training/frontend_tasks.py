@@ -1,0 +1,215 @@
+"""Frontends of one's own media: vector quantisation of images (``diffusers.VQModel``), and residual
+vector quantisation of sounds (``transformers.MimiModel``).
+
+The losses and codebooks are those of the recipes that made the built-in frontends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.core.errors import GenError, bad_value
+from gen.core.files import put_text
+from gen.models.load.libraries import diffusers
+from gen.models.load.locate import ZOO, locate, read_config, save_model
+from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.train import fast_bfloat16
+from gen.recipes.image.recipe import reconstruction
+from gen.recipes.speech.recipe import CROP, HOP, Training, new_codec, spectral_distance
+from gen.tokenizers.audio.mimi import Mimi
+from gen.tokenizers.image.vq import VQ
+from gen.training.config import BFLOAT16, FLOAT32, Frontend, TrainingConfig
+from gen.training.frontends import MEDIA_SIZE, Encoder
+from gen.training.media_data import MediaData
+from gen.training.task import MODEL, Task, Written
+
+LATENTS = 8  # channels of an image before and after quantisation
+NEW_CODES = 50  # steps before the codebook of a model to start from is replaced
+
+
+def make_frontend_task(config: TrainingConfig, data: MediaData) -> FrontendTask:
+    """Create the task that trains a frontend."""
+    return (ImageTask if config.frontend.modality == "image" else SoundTask)(config, data)
+
+
+class FrontendTask(Task):
+    """Autoencoder with codebooks. ``chains``: its quantisers."""
+
+    casts = False
+    chains: list[Chain]
+
+    def __init__(self, config: TrainingConfig, data: MediaData):
+        self.config, self.data, self.asked = config, data, config.frontend
+        torch.manual_seed(config.seed)
+
+    def on_step(self, step: int) -> None:
+        for chain in self.chains:
+            chain.on_step(step)
+
+    def state(self) -> dict[str, Any]:
+        return {"chains": [chain.state() for chain in self.chains]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for chain, saved in zip(self.chains, state["chains"], strict=True):
+            chain.load_state(saved)
+
+    def _schedule(self, keeps_codes: bool) -> tuple[int, int]:
+        """Return the steps without quantisation, and the step that unused codes are revived to."""
+        steps = self.config.steps
+        warm = max(1, steps // 16)
+        if self.asked.start:
+            warm = 0 if keeps_codes else min(NEW_CODES, warm)
+        return warm, steps * 3 // 4
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.config.seed)
+
+    def frontend(self) -> Encoder:
+        """Return the frontend with the weights of now."""
+        raise NotImplementedError
+
+
+class ImageTask(FrontendTask):
+    """VQ of images; half of the images of a batch are mirrored."""
+
+    def __init__(self, config: TrainingConfig, data: MediaData):
+        super().__init__(config, data)
+        self.model: Any = self._started() if self.asked.start else new_vq(self.asked, data)
+        codes = self.model.config.num_vq_embeddings
+        keeps = codes == self.asked.codes
+        if not keeps:
+            self._replace_codebook(self.asked.codes)
+        table = self.model.quantize.embedding.weight
+        self.chains = [Chain([table], *self._schedule(keeps), self._generator())]
+
+    def _started(self) -> Any:
+        """Load the frontend to start from.
+
+        Raises:
+            GenError: another architecture.
+        """
+        name = self.asked.start
+        folder, kind = locate(name, "frontend"), read_config(name).get("_class_name")
+        if not isinstance(folder, Path) or kind != VQ.architecture:
+            raise bad_value("frontend.start", name, f"a {VQ.architecture} on this machine")
+        return VQ.from_pretrained(folder).model.train()
+
+    def _replace_codebook(self, codes: int) -> None:
+        table = nn.Embedding(codes, self.model.config.vq_embed_dim)
+        self.model.quantize.embedding, self.model.quantize.n_e = table, codes
+        self.model.register_to_config(num_vq_embeddings=codes)
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        x, learns = self.data.batch(rows), self.model.training
+        if learns:
+            mirrored = torch.rand(len(x), generator=generator) < 0.5
+            x[mirrored] = x[mirrored].flip(-1)
+        device = next(self.model.parameters()).device
+        x, m = x.to(device), self.model
+        is_low = {FLOAT32: False, BFLOAT16: True}.get(self.config.precision, fast_bfloat16(device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_low):
+            h = m.quant_conv(m.encoder(x)).float()
+            flat, loss = self.chains[0](h.permute(0, 2, 3, 1).flatten(0, 2), learns)
+            z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
+            y = m.decoder(m.post_quant_conv(z)).float()
+        return reconstruction(y, x)[0] + loss
+
+    def frontend(self) -> Encoder:
+        return Encoder(self.data.encoder.modality, VQ(self.model), MODEL, self.data.encoder.usual)
+
+    def save(self, out: Path) -> Written:
+        self.model.eval()
+        save_model(self.model, out / MODEL)
+        write_media_size(out / MODEL, self.data.size.axes)
+        return Written(str(out / MODEL))
+
+
+class SoundTask(FrontendTask):
+    """RVQ of sounds: Mimi's first codebook alone, and a residual chain of the others."""
+
+    def __init__(self, config: TrainingConfig, data: MediaData):
+        super().__init__(config, data)
+        asked = self.asked
+        if asked.start:
+            codec = self._started()
+            found = (codec.config.num_quantizers, codec.config.codebook_size)
+            if found != (asked.streams, asked.codes):
+                raise GenError(
+                    f"frontend.start {asked.start} has {found[0]} codebooks of {found[1]} vectors;"
+                    f" expected frontend.streams={found[0]} frontend.codes={found[1]}"
+                )
+            self.model: Any = Training(codec, is_new=False)
+        else:
+            filters = max(4, asked.width * 3 // 8)
+            self.model = Training(new_codec(asked.streams, asked.codes, filters))
+        self.chains = self.model.chains(*self._schedule(True), self._generator())
+
+    def _started(self) -> Any:
+        """Load the codec to start from. Raises ``GenError`` for another architecture."""
+        name = self.asked.start
+        folder, found = locate(name, "frontend"), read_config(name)
+        is_own = isinstance(folder, Path) and found.get("model_type") == "mimi"
+        if not is_own or found.get("upsampling_ratios") != read_config(ZOO / "speech-codec").get(
+            "upsampling_ratios"
+        ):
+            raise bad_value("frontend.start", name, "a codec such as 'speech-codec'")
+        return Mimi.from_pretrained(folder).model.train()
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        device = next(self.model.parameters()).device
+        x = self.data.batch(rows).to(device)
+        if self.model.training:
+            x = excerpts(x, torch.Generator().manual_seed(seed))
+        y, loss = self.model.code(x, self.chains, self.model.training)
+        wave = F.l1_loss(y, x) / x.abs().mean().clamp_min(1e-4)
+        return spectral_distance(x[:, 0], y[:, 0]) + 0.1 * wave + loss
+
+    @torch.no_grad()
+    def frontend(self) -> Encoder:
+        codec = Mimi(self.model.finish())
+        return Encoder(self.data.encoder.modality, codec, MODEL, self.data.encoder.usual)
+
+    def save(self, out: Path) -> Written:
+        self.model.eval()
+        with torch.no_grad():
+            save_model(self.model.finish(), out / MODEL)
+        write_media_size(out / MODEL, self.data.size.axes)
+        return Written(str(out / MODEL))
+
+
+def excerpts(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Cut waves [B, 1, n] to excerpts of whole frames, every fourth one from the start, where a
+    codec has no left context."""
+    frames = x.shape[-1] // HOP
+    length = min(CROP, frames)
+    first = torch.randint(frames - length + 1, (len(x),), generator=generator)
+    first[::4] = 0
+    return torch.stack([w[:, f * HOP : (f + length) * HOP] for w, f in zip(x, first, strict=True)])
+
+
+def new_vq(asked: Frontend, data: MediaData) -> Any:
+    """Create a VQ whose codes are ``asked.factor`` pixels wide and high."""
+    levels = asked.factor.bit_length()
+    return diffusers().VQModel(
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(*(asked.width,) * (levels - 1), 2 * asked.width),
+        layers_per_block=1,
+        latent_channels=LATENTS,
+        num_vq_embeddings=asked.codes,
+        vq_embed_dim=LATENTS,
+        norm_num_groups=16,
+        sample_size=data.size.axes[0],
+        mid_block_add_attention=False,
+    )
+
+
+def write_media_size(folder: Path, axes: tuple[int, ...]) -> None:
+    """Write the size of the media that a frontend was trained on beside it."""
+    put_text(folder / MEDIA_SIZE, "x".join(map(str, axes)) + "\n")

@@ -1,0 +1,90 @@
+"""Media of a folder as signals: what a frontend is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError, describe
+from gen.core.files import sha256
+from gen.core.tables import plural
+from gen.training.encode import spelled_reasons
+from gen.training.fit import CROP, Size
+from gen.training.frontends import Encoder, load_encoder, size_of
+from gen.training.shards import fingerprint
+from gen.training.sources import find_sources, read_source
+
+LEVELS = 2**15 - 1  # of a sample of sound, which is kept in 16 bits
+
+
+@dataclass(frozen=True)
+class MediaData:
+    """Media of one size.
+
+    Attributes:
+        folder: folder of the media.
+        encoder: the modality with its own frontend, which says how media are read.
+        size: size of the media.
+        signals: images uint8 [N, h, w, 3], or sounds int16 [N, n].
+        mark: digest of the files: other media have another one.
+        skipped: files that were left out, with the reason.
+    """
+
+    folder: Path
+    encoder: Encoder
+    size: Size
+    signals: Tensor
+    mark: str
+    skipped: dict[str, str]
+
+    def batch(self, rows: Tensor) -> Tensor:
+        """Return signals in [-1, 1]: images float [B, 3, h, w], sounds float [B, 1, n]."""
+        some = self.signals[rows].float()
+        if self.encoder.modality.media_kind == "image":
+            return some.permute(0, 3, 1, 2) / 127.5 - 1
+        return some[:, None] / LEVELS
+
+
+def load_media(
+    folder: str | Path, modality: str, size: str = "", say: Callable[[str], None] = print
+) -> MediaData:
+    """Read the media of a folder at one size; what cannot be read is left out and named.
+
+    Args:
+        folder: the media.
+        modality: ``image`` or ``speech``.
+        size: size of the media; empty for that of the modality's own models.
+        say: receives what is left out.
+
+    Raises:
+        GenError: no media, or none that can be read.
+    """
+    encoder = load_encoder(modality)
+    shape = size_of(encoder, size or None, CROP)
+    sources, signals, skipped = find_sources(folder, modality), [], {}
+    for source in sources:
+        try:
+            for medium in read_source(source, encoder.modality, 0, True, encoder.frontend.rate):
+                fitted = shape.fit(medium.media, source.name)
+                signals += [_kept(np.asarray(part)) for part in fitted]
+        except Exception as error:  # what a decoder of files raises is open
+            skipped[source.name] = describe(error)
+    if skipped:
+        count = plural(len(skipped), "file")
+        say(f"left out {count}: {spelled_reasons(skipped, 10)}")
+    if not signals:
+        raise GenError(f"none of the {plural(len(sources), 'file')} of {folder} can be read")
+    files = {s.name: sha256(s.path) for s in sources}
+    mark = fingerprint({"files": files, "size": list(shape.axes)})
+    return MediaData(Path(folder), encoder, shape, torch.stack(signals), mark, skipped)
+
+
+def _kept(media: np.ndarray) -> Tensor:
+    if media.dtype == np.uint8:
+        return torch.from_numpy(media.copy())
+    return torch.from_numpy(np.rint(np.clip(media, -1, 1) * LEVELS).astype(np.int16))
