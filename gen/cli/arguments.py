@@ -122,6 +122,16 @@ def add_json_flag(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_trust_flag(parser: Parser) -> None:
+    """Add ``--trust-job``."""
+    parser.add_argument(
+        "--trust-job",
+        action="store_true",
+        help="accept what can run code in the job file: engine_options, import paths,"
+        " model_options.trust_remote_code and kernels of the hub",
+    )
+
+
 def add_model_flags(parser: Parser) -> None:
     """Add the flags that choose a model and the device that it runs on."""
     parser.add_argument(

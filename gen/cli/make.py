@@ -203,7 +203,12 @@ def work(args: argparse.Namespace) -> int:
 
     with stoppable(Notes().note) as stop:
         report = join_job(
-            args.folder, slot=args.slot, device=args.device, progress=Notes(), stop=stop
+            args.folder,
+            slot=args.slot,
+            device=args.device,
+            progress=Notes(),
+            stop=stop,
+            trust_job=args.trust_job,
         )
     if not report.made and not report.failed and not report.stopped:
         rows, planned = read_rows(Path(args.folder)), read_plan(Path(args.folder))["items"]
@@ -253,7 +258,7 @@ def _dry_run(job: Job) -> int:
                     modality = modality_of_model(modality, entry.model, config, folder)
         return SimpleNamespace(modality=modality)
 
-    plan = make_plan(job, pipe_of, models)
+    plan = make_plan(job, pipe_of, models, for_terminal().note)
     for note in job.notes():
         print(f"gen: {note}", file=sys.stderr)
     rows = [("sampler", "modality", "rows", "items")]

@@ -55,7 +55,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_config(args: argparse.Namespace) -> int:
     find_config(args.config)
-    job = load_config(args.config, args.overrides, args.allow_env)
+    job = load_config(args.config, args.overrides, args.allow_env, args.trust_job)
     commits = named_models(job, local=True).commits
     if args.json:
         tree = {**job.to_dict(), "fingerprint": fingerprint(job), "commits": commits}

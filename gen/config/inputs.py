@@ -180,13 +180,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
     counted = own_samples = 0
     foreign: dict[str, None] = {}
     for count, row in enumerate(rows, 1):  # noqa: B007 - read behind the loop
-        tree = {"malformed": row.raw} if row.raw is not None else row.tree()
-        for key in MEDIA:
-            if row.raw is None and key in row.start:
-                tree[key] = once(row.start[key])
-        if row.raw is None and row.condition:
-            tree |= content_of(row.condition, once)
-        digest.update(json.dumps(canonical(tree), sort_keys=True).encode() + b"\n")
+        digest.update(_content(row, once))
         counted += row.num_samples is not None
         own_samples += row.num_samples or 0
         if row.foreign and len(foreign) < FOREIGN_MOST:
@@ -194,9 +188,8 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         if row.error:
             error = error or row.error
         else:
-            own: list[Any] | None = [row.sampler, row.sampling, row.start, row.adapter]
-            own = own if any(own) else None
-            first.setdefault(json.dumps(own, sort_keys=True), row)
+            own = [row.sampler, row.sampling, row.start, row.adapter]
+            first.setdefault(_ENCODE(own) if any(own) else "null", row)
     return Census(
         count,
         digest.hexdigest(),
@@ -206,6 +199,22 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         own_samples=own_samples,
         foreign=tuple(foreign),
     )
+
+
+_ENCODE = json.JSONEncoder(sort_keys=True).encode
+
+
+def _content(row: Row, digest: Callable[[str], str]) -> bytes:
+    """Encode what a row counts by, as one line of JSON."""
+    tree = {"malformed": row.raw} if row.raw is not None else row.tree()
+    if len(tree) == 1 and row.raw is None:  # a prompt alone, as most rows of large files are
+        return b'{"prompt": %s}\n' % _ENCODE(row.prompt).encode()
+    for key in MEDIA:
+        if row.raw is None and key in row.start:
+            tree[key] = digest(row.start[key])
+    if row.raw is None and row.condition:
+        tree |= content_of(row.condition, digest)
+    return _ENCODE(canonical(tree)).encode() + b"\n"
 
 
 def rows_digest(rows: Iterable[Row]) -> str:

@@ -29,7 +29,7 @@ from gen.config.model_options import checked_options
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import Row, writable
-from gen.config.run import RUN, make_run, refuse_code, refuse_commands
+from gen.config.run import RUN, make_run
 from gen.config.sampler_spec import every_parameter, refuse_functions
 from gen.contracts.checkpoint import WITHOUT_MODEL
 from gen.contracts.condition import Condition
@@ -39,6 +39,7 @@ from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user, is_file
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
+from gen.core.trust import refuse_untrusted
 from gen.models.load.locate import AUTO, dtype_name, pick_device
 
 ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
@@ -73,8 +74,7 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
-        trust_job: accept engine options of the file that may run commands, scorers that are import
-            paths, and code in the folder of a model.
+        trust_job: accept values of the file that do more than being read (``gen.core.trust``).
         local: look for models in the local cache alone; no connection is opened.
 
     Raises:
@@ -83,8 +83,7 @@ def load_config(
     path = find_config(path_or_name)
     tree = read_yaml(path, allow_env)
     if not trust_job:
-        refuse_commands(tree.get("engine_options"), str(path_or_name))
-        refuse_code(tree, str(path_or_name))
+        refuse_untrusted(tree, str(path_or_name))
     return make_job(
         tree,
         overrides,

@@ -76,7 +76,7 @@ def read_values(path: Path, column: str | None = None) -> Iterator[Read]:
         yield from readers[suffix](path, **options)
     except (OSError, EOFError, zlib.error) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise GenError(f"{path} cannot be read: {said}") from error
+        raise GenError(f"{path} cannot be read: {' '.join(str(said).split())}") from error
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -266,7 +266,9 @@ def _parquet(path: Path, column: str | None = None) -> Iterator[Read]:
                         if v is not None
                     }
                     yield number, values, json.dumps(values, ensure_ascii=False, default=str), None
-    except pyarrow.ArrowException as error:
+    except (GenError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise GenError(
             f"{path} is not a readable Parquet file: {' '.join(str(error).split())}"
         ) from error

@@ -31,6 +31,10 @@ ROW_KEYS = (
     *ROW_NODES,
 )
 LONGEST = 400  # characters of a message about one row
+UNWRITABLE = (
+    "the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object that is"
+    " no plain data)"
+)
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,12 @@ def line_of(path: Path, line: int) -> str:
 def parse_row(got: Any, line: int, base: Path) -> Row:
     """Parse a text or a mapping as a row; paths are relative to ``base``. Raises ``GenError``
     that names the fault, without the location."""
-    if isinstance(got, str):
-        got = {"prompt": got}
+    if isinstance(got, str):  # as most rows of large files are
+        if got.isspace():
+            raise bad_value("prompt", got, "a text")
+        if not writable(got):
+            raise GenError(UNWRITABLE)
+        return Row(got, line)
     if not isinstance(got, (dict, Mapping)):
         raise bad_value("the row", got, "a text, or an object with a prompt")
     if any(isinstance(value, (Mapping, list, tuple)) for value in got.values()):
@@ -130,10 +138,7 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         **nodes,
     )
     if not writable(prompt if len(v) == 1 else row.tree()):
-        raise GenError(
-            "the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object"
-            " that is no plain data)"
-        )
+        raise GenError(UNWRITABLE)
     return row
 
 
@@ -190,12 +195,15 @@ def _check_types(v: Mapping[str, Any]) -> None:
         raise bad_value("span", v["span"], "text such as '20:60'")
 
 
+_STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
 def writable(tree: Any) -> bool:
     """Return True for plain data that JSON in UTF-8 can hold."""
+    if isinstance(tree, str) and tree.isascii():
+        return True
     try:
-        (
-            tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)
-        ).encode()
+        (tree if isinstance(tree, str) else _STRICT.encode(tree)).encode()
     except (TypeError, ValueError, RecursionError):
         return False
     return True

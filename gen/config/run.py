@@ -8,7 +8,6 @@ from typing import Any
 
 from gen.config.canonical import plain
 from gen.core.errors import GenError, bad_value, unknown
-from gen.core.import_paths import is_import_path
 
 LAYOUTS = ("files", "shards")
 ENGINES = ("local", "ray", "slurm")
@@ -24,64 +23,7 @@ LASTING = (
     "engine",
     "engine_options",
 )  # the others are about one command, so no folder keeps them
-# Engine options that only ask for machines. Any other one may run commands (``local_setup`` of
-# slurm, ``runtime_env`` of ray) or send the job elsewhere (``address`` of ray).
-SLURM = "partition account qos constraint array_parallelism time mem exclude gres max_num_timeout"
 MOST_WORKERS = 4096
-MAY_RUN_CODE = ("sampler", "model_options", "sweep", "jobs")
-REMOTE_CODE = "trust_remote_code"
-HARMLESS = (
-    *("cluster", "wait", "name", "timeout_min", "mem_gb", "nodes", "cpus_per_task"),
-    *("gpus_per_node", "tasks_per_node", "stderr_to_stdout"),
-    *(f"slurm_{name}" for name in SLURM.split()),
-    *("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy"),
-)
-
-
-def refuse_commands(options: Any, where: str) -> None:
-    """Refuse engine options of a job file that may run commands: the file may be somebody else's.
-    Raises ``GenError`` for the first one."""
-    for key, value in options.items() if isinstance(options, Mapping) else ():
-        values = value.values() if key == "resources" and isinstance(value, Mapping) else [value]
-        one_line = all(
-            isinstance(v, int | float) or (isinstance(v, str) and v.isprintable()) for v in values
-        )
-        if key not in HARMLESS or not one_line:
-            raise GenError(
-                f"engine_options.{key} in {where} may run commands; expected it on the command line"
-                f" (engine_options.{key}=...), or --trust-job for a file that you trust"
-            )
-
-
-def refuse_code(node: Any, where: str, key: str = "") -> None:
-    """Refuse what makes a job file run code, which may be somebody else's: an import path in a
-    sampler, such as a scorer's, and code in the folder of a model. Sweeps and entries of ``jobs``
-    count like the file itself.
-
-    Args:
-        node: the tree of the file, or a part of it.
-        where: origin of the tree, for messages.
-        key: keys that lead to the part.
-
-    Raises:
-        GenError: the first such value.
-    """
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if key or name in MAY_RUN_CODE:
-                refuse_code(value, where, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for value in node:
-            refuse_code(value, where, key)
-    else:
-        *above, last = key.split(".")
-        named = "sampler" in above and isinstance(node, str) and is_import_path(node)
-        if named or (last == REMOTE_CODE and node not in (False, None)):
-            short = key.removeprefix("jobs.").removeprefix("sweep.")
-            raise GenError(
-                f"{key} in {where} is {node!r}, which runs code; expected it on the command line"
-                f" ({short}=...), or --trust-job for a file that you trust"
-            )
 
 
 @dataclass(frozen=True)

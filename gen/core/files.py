@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gen.core.errors import GenError
 from gen.core.processes import is_dead, worker_name
 
 TEMPORARY = ".tmp-"
+NO_TRANSLATION = getattr(os, "O_BINARY", 0)  # of line ends, on systems that do so
 
 
 def slug(text: str, length: int = 40) -> str:
@@ -29,8 +33,34 @@ def slug(text: str, length: int = 40) -> str:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    """Return the digest of a regular file; errors as of ``open_regular``."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, and nothing else: a pipe waits for ever, a device never ends.
+
+    Raises:
+        FileNotFoundError: there is nothing, or no regular file.
+        OSError: the file cannot be opened.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_TRANSLATION)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP, errno.ENOTDIR):  # a socket, a loop of links
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a regular file; errors as of ``open_regular``."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 # --- writing

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from gen.core.errors import GenError
-from gen.core.files import slug
+from gen.core.files import read_regular, slug
 from gen.core.token_space import GUARANTEES
 from gen.gallery.media import SMALL, Files, Row, kind_of, starts, view
 from gen.gallery.searches import search_card
@@ -226,7 +226,8 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
     """Cards of the first ``most`` traced items."""
     folder = files.folder / TRACES
     linked = folder.is_symlink()
-    known = {p.stem for p in folder.glob("*.json") if not linked and not p.is_symlink()}
+    there = (p for p in folder.glob("*.json") if not linked and not p.is_symlink())
+    known = {p.stem for p in there if p.is_file()}
     drawn = [r for r in rows if r["id"] in known and r.get("status") == "ok"]
     cards, several = [], len(group_by(rows, "modality")) > 1
     for row in drawn[:most]:
@@ -293,7 +294,7 @@ def _text(files: Files, row: Row) -> str:
 
 
 def _steps(path: Path) -> Any:
-    steps, wrong = parse(path.read_bytes())
+    steps, wrong = parse(read_regular(path))
     if wrong:
         raise GenError(f"{path} is damaged: {wrong}; remove it and resume")
     return steps

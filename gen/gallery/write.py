@@ -18,9 +18,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError, safe_load
-
-from gen.core.errors import GenError, bad_value
+from gen.config.yaml_text import load_yaml
+from gen.core.errors import GenError, bad_value, shown
 from gen.core.files import TEMPORARY, put_text, sweep_temporaries
 from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
@@ -175,10 +174,14 @@ def _name(folder: Path) -> str:
     thousands of prompts."""
     path = folder / CONFIG
     try:
-        found = NAME.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-        return str(safe_load(found[0])["name"] or "") if found else ""
-    except (YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        found = NAME.search(text)
+        tree = load_yaml(found[0]) if found else {}
+    except (GenError, UnicodeDecodeError) as error:
         raise GenError(f"{path} is not a valid job file: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise GenError(f"{path} is not a valid job file: its name is {shown(tree)}")
+    return str(tree.get("name") or "")
 
 
 def _name_methods(rows: list[Row]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gen.core.errors import GenError
 from gen.core.files import sha256
+from gen.core.trust import refuse_untrusted
 from gen.jobs.given import parsed_condition
 from gen.models.load.locate import locate, zoo
 from gen.pipeline.control import with_output
@@ -76,6 +77,7 @@ class Decoder:
                 f"the tokens were made by {meta['model']} with trust_remote_code; pass"
                 " --trust-remote-code to run its code again"
             )
+        refuse_untrusted({"model_options": options}, f"the tokens of {folder}")
         if trust_remote_code:
             options["trust_remote_code"] = True
         name = model or meta["model"]

@@ -20,6 +20,7 @@ from gen.config.condition_rows import content_of
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
 from gen.config.rows import Row, located
+from gen.core.clock import SteadyClock
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, put, slug, writing
@@ -38,11 +39,15 @@ SHARDS_WANTED, LEAST, MOST = (
     8,
     256,
 )  # shards of a large job where nobody says how many items one has, and items of one
+NOTED = 3.0  # seconds between two notes
 Item = dict[str, Any]
 
 
 def make_plan(
-    job: Job, pipe_of: Callable[[Entry], Any], models: NamedModels | None = None
+    job: Job,
+    pipe_of: Callable[[Entry], Any],
+    models: NamedModels | None = None,
+    note: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Plan a job. Reads every prompt; a row of a file that cannot be made becomes an item with an
     ``error``.
@@ -51,6 +56,7 @@ def make_plan(
         job: the job.
         pipe_of: pipeline of an entry, or what has its modality.
         models: commits and digests of the models; None finds them.
+        note: told how far a long plan is, every ``NOTED`` seconds.
 
     Raises:
         GenError: for an inline row that cannot be made, and if no row of the job can.
@@ -59,6 +65,8 @@ def make_plan(
     items: list[Item] = []
     seen: set[str] = set()
     duplicates = 0
+    total = sum(entry.census.samples(entry.num_samples) for entry in job.entries)
+    clock, noted = SteadyClock(), NOTED
     for e, entry in enumerate(job.entries):
         for item in _items(e, entry, pipe_of(entry).modality, job.run.deterministic):
             if item["id"] in seen:
@@ -66,6 +74,9 @@ def make_plan(
                 continue
             seen.add(item["id"])
             index = len(items)
+            if index % 1000 == 0 and clock() > noted:
+                note(f"planning: {index:,} of {total:,} items")
+                noted = clock() + NOTED
             name = (
                 "bad-row"
                 if "error" in item
@@ -99,11 +110,15 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
     if deterministic:
         whole["batch_size"] = entry.batch_size
 
-    def identity(*parts):
-        return hashlib.sha256(
-            json.dumps([whole, *parts], sort_keys=True, ensure_ascii=False).encode()
-        ).hexdigest()[:16]
+    encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+    begun = hashlib.sha256(f"[{encode(whole)}".encode())  # the same for every item
 
+    def identity(*parts):
+        digest = begun.copy()
+        digest.update("".join(f", {encode(part)}" for part in parts).encode() + b"]")
+        return digest.hexdigest()[:16]
+
+    start = entry.start
     used: dict[str, int] = {}
     readable: set[str] = set()  # conditions whose media were read
     for row in entry.rows():
@@ -122,7 +137,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             if row.error:
                 raise GenError(row.error)
             condition = str(parsed_condition(modality, row.prompt, row.condition, readable))
-            EditSpec(**{**vars(entry.start), **row.start})
+            if row.start:
+                EditSpec(**{**vars(start), **row.start})
         except GenError as error:
             if not entry.prompts_file:
                 raise

@@ -22,6 +22,7 @@ from typing import Any
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import write_rows
 from gen.config.job import make_job
+from gen.config.layers import read_yaml
 from gen.core.clock import SteadyClock, pause
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
@@ -29,6 +30,7 @@ from gen.core.files import TEMPORARY, put_text, sha256, sweep_temporaries, writi
 from gen.core.processes import worker_name
 from gen.core.registry import registry
 from gen.core.seeds import sample_seeds
+from gen.core.trust import refuse_untrusted
 from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
 from gen.jobs.given import kept_file, kept_parts
@@ -97,7 +99,7 @@ def _run(
         device = own_device("cuda", here.local_rank) if on_cuda else None
         pipes, models = Pipes(load, device), named_models(job)
         pipes.commits = models.commits
-        plan = make_plan(job, pipes.of, models)
+        plan = make_plan(job, pipes.of, models, progress.note)
         if spoilt is not None:
             mend_plan(folder, plan, spoilt)
             progress.note(f"{spoilt.path}, line {spoilt.line} is damaged; rebuilding the plan")
@@ -132,9 +134,16 @@ def join_job(
     device: str | None = None,
     progress: Silent | None = None,
     stop: Callable[[], bool] = lambda: False,
+    trust_job: bool = False,
 ) -> Report:
-    """Be one more worker of a job that has begun; returns what this one did."""
+    """Be one more worker of a job that has begun; returns what this one did.
+
+    ``trust_job``: accept values of the folder's config that do more than being read
+    (``gen.core.trust``).
+    """
     folder = require_job(folder)
+    if not trust_job:
+        refuse_untrusted(read_yaml(folder / CONFIG), str(folder / CONFIG))
     report = run_worker(folder, slot=slot, device=device, progress=progress, stop=stop)
     if not report.stopped:
         publish(folder, read_plan(folder))

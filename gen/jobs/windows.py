@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.entries import Entry
-from gen.core.errors import describe
+from gen.core.errors import GenError, describe
 from gen.core.files import writing
 from gen.core.sampler import resolve_sampler
 from gen.jobs.progress.report import Silent
 from gen.samplers.engine.window import AUTO, LADDER, LEAST, WORTH, Widths
 from gen.store.claims import create, locked
-from gen.store.ledger import WINDOWS
+from gen.store.ledger import WINDOWS, read_json
 
 FIRST = 8  # width of the first batch
 
@@ -78,7 +78,9 @@ def with_window(
                     return entry
                 with writing(path):
                     create(path, json.dumps(found).encode() + b"\n")
-    window = json.loads(path.read_text())["window"]
+    window = read_json(path).get("window")
+    if not isinstance(window, int) or window < 1:
+        raise GenError(f"{path} is damaged: it has no window; remove it and resume")
     return replace(entry, sampler={**entry.sampler, "window": window})
 
 

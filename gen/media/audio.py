@@ -12,6 +12,7 @@ import numpy as np
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
+from gen.media.bounds import require_bytes
 from gen.media.containers import (
     AUDIO_CHUNKS,
     VIDEO_CHUNKS,
@@ -187,8 +188,12 @@ def open_sound(path: str | Path) -> tuple[np.ndarray, int]:
     try:
         with sf.SoundFile(path) as file:
             rate, stated = file.samplerate, file.frames
+            told = f"{stated:,} samples of {plural(file.channels, 'channel')}"
+            require_bytes(f"sound {path}", 4 * stated * file.channels, told)
             wave = file.read(dtype="float32", always_2d=True)
-    except (sf.SoundFileError, OSError, TypeError) as error:  # TypeError: a name that ends in .raw
+    except (GenError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise GenError(
             f"sound {path} cannot be read: {' '.join(str(error).split())}; expected a sound file"
             " such as WAV"

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gen.core.errors import GenError
+from gen.core.paths import exists, is_file
 
 AUDIO_CHUNKS = (b"data", b"SSND")  # chunks with the samples of WAV and AIFF
 # chunks with the frames or the index of MP4, AVI and Matroska
@@ -70,13 +71,13 @@ def opened(path: Path) -> Any:
 
 
 def existing_file(path: str | Path, label: str) -> Path:
-    """Return the path of a file. Raises ``GenError`` if it is missing or a folder."""
+    """Return the path of a file. Raises ``GenError`` if it is missing, or something that is no
+    file, such as a folder or a pipe, which may never end."""
     path = Path(path)
-    if not path.is_file():
-        raise GenError(
-            f"{label} {path} {'is a folder' if path.is_dir() else 'does not exist'}; expected a"
-            " file"
-        )
+    if not is_file(path):
+        there = exists(path)
+        held = "is a folder" if there and path.is_dir() else "is no regular file"
+        raise GenError(f"{label} {path} {held if there else 'does not exist'}; expected a file")
     return path
 
 

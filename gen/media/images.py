@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
 from gen.core.errors import GenError
+from gen.media.bounds import MOST_PIXELS, require_pixels
 from gen.media.containers import existing_file, info_to_comment
 
 FORMATS = ("png", "webp", "jpg")
@@ -88,7 +89,7 @@ def read_image(
     source: Path | bytes,
     name: str = "image",
     formats: Sequence[str] = OPENED,
-    most_pixels: int | None = None,
+    most_pixels: int = MOST_PIXELS,
     alpha: bool = False,
 ) -> Image.Image:
     """Read an image file as a viewer shows it.
@@ -97,7 +98,7 @@ def read_image(
         source: path, or the bytes of a file.
         name: name of the image, for messages.
         formats: formats of Pillow that may be opened.
-        most_pixels: largest width x height; None leaves Pillow's limit alone.
+        most_pixels: largest width x height.
         alpha: keep transparency instead of putting it over white.
 
     Returns:
@@ -112,11 +113,7 @@ def read_image(
         said, file = f"{name} {source}", existing_file(source, name)
     try:
         with Image.open(file, formats=_openers(formats)) as image:
-            if most_pixels is not None and image.width * image.height > most_pixels:
-                raise GenError(
-                    f"{said} has {image.width}x{image.height} pixels; expected at most"
-                    f" {most_pixels} of them"
-                )
+            require_pixels(said, image.width, image.height, most_pixels)
             return _shown(image, said) if alpha else _over_white(_shown(image, said))
     except (GenError, MemoryError):
         raise
@@ -173,7 +170,9 @@ def image_header(path: Path) -> ImageHeader:
                 image.has_transparency_data,
                 bool(getattr(image, "is_animated", False)),
             )
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (GenError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise GenError(f"image {path} cannot be read: {error}") from None
 
 
@@ -297,11 +296,14 @@ def read_image_info(path: str | Path) -> dict[str, Any]:
     """
     try:
         with Image.open(existing_file(path, "image"), formats=_openers(OPENED)) as image:
+            require_pixels(f"image {path}", image.width, image.height)
             image.load()
             if isinstance(image, PngImagePlugin.PngImageFile):
                 return dict(image.text)
             text = image.getexif().get(DESCRIPTION, "")
-    except OSError as error:
+    except (GenError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise GenError(f"image {path} cannot be read: {error}") from None
     try:
         found = json.loads(text)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gen.core.errors import GenError
-
-SUFFIX = ".npy"
+from gen.media.bounds import SUFFIX, opened_arrays
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray | str]) -> None:
@@ -27,8 +26,10 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray | str]) -> None:
 def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Read arrays by name. Raises ``GenError`` for a file that is no archive, is truncated, or
     lacks an array."""
+    if not path.is_file():
+        raise GenError(f"{path} does not exist, or is no regular file; expected an .npz file")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened_arrays(path) as file:
             missing = [n for n in names if n not in file.files]
             if missing:
                 raise GenError(
@@ -37,8 +38,6 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             return {n: file[n] for n in names}
     except GenError:
         raise
-    except FileNotFoundError:
-        raise GenError(f"{path} does not exist; expected an .npz file") from None
     except Exception as error:  # a damaged archive may raise anything
         raise GenError(
             f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
@@ -48,10 +47,12 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 def read_all(path: Path) -> dict[str, np.ndarray | str]:
     """Read all arrays of a file; an array of one text as the text. Errors as of ``read_npz``."""
     if not path.is_file():
-        raise GenError(f"{path} does not exist; expected an .npz file")
+        raise GenError(f"{path} does not exist, or is no regular file; expected an .npz file")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened_arrays(path) as file:
             found = {name: file[name] for name in file.files}
+    except GenError:
+        raise
     except Exception as error:  # a damaged archive may raise anything
         raise GenError(
             f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"

@@ -7,7 +7,8 @@ PyAV is imported at first use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,13 @@ from PIL import Image, ImageSequence
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
+from gen.media.bounds import (
+    MOST_DECODED,
+    MOST_FRAMES,
+    MOST_PIXELS,
+    require_bytes,
+    require_pixels,
+)
 from gen.media.containers import (
     VIDEO_CHUNKS,
     av_module,
@@ -31,7 +39,7 @@ from gen.media.images import image_header, over_white
 FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
 FRAME_COUNT_TAG = "NUMBER_OF_FRAMES"  # Matroska tag with the number of frames
-MOST_FRAMES = 100_000  # of a resampled clip, so that a wrong time stamp cannot fill the memory
+KEPT_BYTES = 1 << 27  # of a clip that is decoded once
 BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
 # image formats that FFmpeg opens as videos, beside those that end in "_pipe"
 IMAGE_FORMATS = ("image2", "tty")
@@ -208,9 +216,14 @@ def _checked_frames(frames: Any) -> np.ndarray:
 
 
 def read_video(
-    path: str | Path, size: tuple[int, int] | None = None, fps: float | None = None
+    path: str | Path,
+    size: tuple[int, int] | None = None,
+    fps: float | None = None,
 ) -> np.ndarray:
     """Read a video as it is shown.
+
+    Of a large clip only the chosen frames are kept, in a second pass; the first one finds their
+    times.
 
     Args:
         path: Input file.
@@ -221,67 +234,123 @@ def read_video(
         Uint8 [T, h, w, 3].
 
     Raises:
-        GenError: A file that is no video, has no frames, another size, or is damaged or truncated
-            anywhere; where a rate is asked for, one without time stamps, or too long.
+        GenError: A file that is no video, has no frames, another size, is damaged or truncated
+            anywhere, or larger than the bounds (``gen.media.bounds``); where a rate is asked for,
+            one without time stamps, or too long.
     """
     if Path(path).suffix.lower() == ".webp":
         return _animated(existing_file(path, "video"), size, fps)
-    av, path = av_module(), existing_file(path, "video")
+    av_module()
+    path = existing_file(path, "video")
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
-    try:
-        with opened(path) as container:
-            stream = _video_stream(av, container, path)
-            # an error, where the decoder would otherwise invent missing data
-            stream.codec_context.options = {"err_detect": "explode"}
-            frames, times, end, packets, corrupt = [], [], 0.0, 0, 0
-            for packet in container.demux(stream):
-                packets += bool(packet.size) and not packet.is_discard
-                corrupt += packet.is_corrupt
-                for frame in packet.decode():
-                    frames.append(_shown(frame, stream.sample_aspect_ratio, size, path))
-                    times.append(frame.time)
-                if packet.pts is not None and packet.duration:
-                    end = max(end, float((packet.pts + packet.duration) * stream.time_base))
-            unit = float(stream.time_base)
-            stated = max(packets, int(container.metadata.get(FRAME_COUNT_TAG, packets)))
-    except av.FFmpegError as error:
-        raise GenError(
-            f"video {path} cannot be read: {_reason(error)}; expected a whole video file such"
-            " as MP4"
-        ) from None
-    if corrupt or len(frames) < stated:
-        whole = min(len(frames), stated - corrupt)
-        raise GenError(
-            f"video {path} is cut off or damaged: {whole} of {plural(stated, 'frame')} can be read"
-        )
-    if not frames:
-        raise GenError(f"video {path} has no frames; expected at least one")
-    return _at_ticks(frames, times, end, unit, fps, path)
-
-
-def _at_ticks(
-    frames: list[np.ndarray],
-    times: list[float | None],
-    end: float,
-    unit: float,
-    fps: float | None,
-    path: Path,
-) -> np.ndarray:
-    """Return the frames that are shown at the ticks of ``fps``; None keeps them all. Raises
-    ``GenError``."""
     if fps is None:
-        return np.stack(frames)
-    begins = [time for time in times if time is not None]
-    if len(begins) < len(times):
+        every = _decoded(path, size, None)
+        return np.stack(list(every.frames.values()))
+    clip = _decoded(path, size, None, drops=True)
+    if None in clip.times:
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
-    length = max(end, *begins) - begins[0]
+    length = max(clip.end, *clip.times) - clip.times[0]
     if length * fps > MOST_FRAMES:
         raise GenError(
             f"video {path} lasts {length:g} s; expected at most {MOST_FRAMES / fps:g} s,"
             f" {MOST_FRAMES} frames at {fps:g} per second"
         )
-    return np.stack([frames[i] for i in frames_at(fps, begins, end, unit)])
+    chosen = frames_at(fps, clip.times, clip.end, clip.unit)
+    frames = clip.frames or _decoded(path, size, set(chosen)).frames
+    one = frames[chosen[0]]
+    require_bytes(f"video {path}", len(chosen) * one.nbytes, _spelled(len(chosen), one))
+    return np.stack([frames[i] for i in chosen])
+
+
+@dataclass
+class _Decoded:
+    """Frames of a clip by number, as they are shown, and when they begin.
+
+    Attributes:
+        times: begin of every frame in seconds; None for an unknown one.
+        end: end of the last frame in seconds.
+        unit: step of the time stamps in seconds.
+    """
+
+    frames: dict[int, np.ndarray]
+    times: list[float | None]
+    end: float
+    unit: float
+
+
+def _decoded(
+    path: Path,
+    size: tuple[int, int] | None,
+    wanted: Container[int] | None,
+    drops: bool = False,
+) -> _Decoded:
+    """Decode a clip whole, and keep the frames with the ``wanted`` numbers; None keeps all.
+
+    ``drops``: keep none of a clip of more than ``KEPT_BYTES``. Raises ``GenError`` for one that is
+    damaged, or larger than the bounds.
+    """
+    av, said = av_module(), f"video {path}"
+    clip, kept, count, packets, corrupt = _Decoded({}, [], 0.0, 0.0), 0, 0, 0, 0
+    try:
+        with opened(path) as container:
+            stream = _video_stream(av, container, path)
+            require_pixels(said, stream.width, stream.height)
+            # an error, where the decoder would otherwise invent missing data
+            options = {"err_detect": "explode", "max_pixels": str(MOST_PIXELS)}
+            stream.codec_context.options = options
+            for packet in container.demux(stream):
+                packets += bool(packet.size) and not packet.is_discard
+                corrupt += packet.is_corrupt
+                for frame in packet.decode():
+                    _require_few(said, len(clip.times) + 1, frame)
+                    if not (drops and kept > KEPT_BYTES) and (wanted is None or count in wanted):
+                        shown = _shown(frame, stream.sample_aspect_ratio, size, path)
+                        clip.frames[count], kept = shown, kept + shown.nbytes
+                        if not drops:
+                            require_bytes(said, kept, _spelled(len(clip.frames), shown))
+                    count += 1
+                    clip.times.append(frame.time)
+                if packet.pts is not None and packet.duration:
+                    clip.end = max(
+                        clip.end, float((packet.pts + packet.duration) * stream.time_base)
+                    )
+            clip.unit = float(stream.time_base)
+            told = container.metadata.get(FRAME_COUNT_TAG, "")
+            stated = max(packets, int(told) if told.isascii() and told.isdigit() else 0)
+    except GenError:
+        raise
+    except (av.FFmpegError, ArithmeticError, TypeError, ValueError) as error:
+        raise GenError(
+            f"video {path} cannot be read: {_reason(error)}; expected a whole video file such"
+            " as MP4"
+        ) from None
+    if corrupt or count < stated:
+        whole = min(count, stated - corrupt)
+        raise GenError(
+            f"video {path} is cut off or damaged: {whole} of {plural(stated, 'frame')} can be read"
+        )
+    if not count:
+        raise GenError(f"video {path} has no frames; expected at least one")
+    if drops and kept > KEPT_BYTES:
+        clip.frames.clear()
+    return clip
+
+
+def _require_few(said: str, count: int, frame: Any) -> None:
+    """Raise ``GenError`` for more frames than are decoded of one clip."""
+    require_pixels(said, frame.width, frame.height)
+    most = min(MOST_FRAMES, MOST_DECODED // max(1, frame.width * frame.height))
+    if count > most:
+        raise GenError(
+            f"{said} has more than {most:,} frames of {frame.width}x{frame.height}; expected at"
+            " most so many"
+        )
+
+
+def _spelled(count: int, frame: np.ndarray) -> str:
+    """Format ``900 frames of 1920x1080``."""
+    return f"{plural(count, 'frame')} of {frame.shape[1]}x{frame.shape[0]}"
 
 
 def _animated(path: Path, size: tuple[int, int] | None, fps: float | None) -> np.ndarray:
@@ -290,16 +359,25 @@ def _animated(path: Path, size: tuple[int, int] | None, fps: float | None) -> np
     try:
         with Image.open(path, formats=["WEBP"]) as image:
             for frame in ImageSequence.Iterator(image):
+                _require_few(f"video {path}", len(frames) + 1, frame)
                 k = _reduction(frame.height, frame.width, size, path)
                 pixels = over_white(np.asarray(frame.convert("RGBA")))
                 frames.append(np.rint(_mean_squares(pixels, k)).astype(np.uint8))
+                kept = len(frames) * frames[0].nbytes
+                require_bytes(f"video {path}", kept, _spelled(len(frames), frames[0]))
                 times.append(time)
                 time += frame.info.get("duration", 0) / 1000
-    except (OSError, ValueError, EOFError) as error:
+    except (GenError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file may raise anything
         raise GenError(f"video {path} cannot be read: {error}; expected a whole WebP") from None
     if len(frames) < 2:
         raise GenError(f"video {path} is an image (webp); expected a video file such as MP4")
-    return _at_ticks(frames, list(times), time, 1e-3, fps, path)
+    if fps is None:
+        return np.stack(frames)
+    if time * fps > MOST_FRAMES:
+        raise GenError(f"video {path} lasts {time:g} s; expected at most {MOST_FRAMES / fps:g} s")
+    return np.stack([frames[i] for i in frames_at(fps, times, time, 1e-3)])
 
 
 def clip_header(path: Path) -> tuple[tuple[int, int], float, float]:
@@ -353,13 +431,18 @@ def middle_frame(path: str | Path) -> np.ndarray:
     try:
         with opened(path) as container:
             stream = _video_stream(av, container, path)
+            require_pixels(f"video {path}", stream.width, stream.height)
+            stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}
             for number, frame in enumerate(container.decode(stream)):
+                _require_few(f"video {path}", number + 1, frame)
                 last = frame
                 if number >= stream.frames // 2:
                     break
             if last is not None:
                 return _shown(last, stream.sample_aspect_ratio, None, path)
-    except av.FFmpegError as error:
+    except GenError:
+        raise
+    except (av.FFmpegError, ArithmeticError, TypeError, ValueError) as error:
         raise GenError(
             f"video {path} cannot be read: {_reason(error)}; expected a video file such as MP4"
         ) from None
@@ -367,8 +450,8 @@ def middle_frame(path: str | Path) -> np.ndarray:
 
 
 def _reason(error: Any) -> str:
-    """Return the message of an ``av.FFmpegError`` without its error code and path."""
-    return error.strerror or str(error)
+    """Return the message of an error without the code and the path of FFmpeg."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _video_stream(av: ModuleType, container: Any, path: Path) -> Any:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.clock import SteadyClock
+from gen.core.files import read_regular
 from gen.core.processes import is_dead, worker_name
 
 try:
@@ -110,7 +111,7 @@ def _create_plainly(path: Path, data: bytes) -> bool:
 def read_claim(path: Path) -> dict[str, Any] | None:
     """Read a claim; ``{}`` if it is torn, None if there is none."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):

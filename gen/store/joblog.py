@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.clock import SteadyClock
+from gen.core.files import open_regular, read_regular
 from gen.core.versions import gen_version, installed
 
 LOGS = "logs"
@@ -183,7 +184,7 @@ def recent(
         try:
             if not wanted(path.stem, path.stat().st_mtime):
                 continue
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - most))
                 data = file.read()
@@ -241,7 +242,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError:
         return b""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
-from gen.core.files import writing
+from gen.core.files import open_regular, read_regular, writing
 from gen.store.sealed import Damaged, parse, parse_plan, problem_of, seal, unseal
 
 MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
@@ -104,7 +104,7 @@ def parse_rows(path: Path, damage: list[Damaged] | None = None) -> list[Row]:
         Damaged: for the first damaged line, unless ``damage`` is given.
     """
     try:
-        *lines, torn = path.read_bytes().split(b"\n")
+        *lines, torn = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return []
     found: list[Damaged] = []
@@ -211,7 +211,7 @@ def read_rows(folder: Path) -> list[Row]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object from a JSON file; ``{}`` if there is no such file."""
     try:
-        tree, wrong = parse(path.read_bytes()) if path.is_file() else ({}, None)
+        tree, wrong = parse(read_regular(path))
     except FileNotFoundError:
         return {}
     if wrong:
@@ -223,7 +223,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """Read the plan of a job. Raises ``GenError`` if the folder holds none, and ``Damaged`` for
     one that is not as it was written."""
     try:
-        data = (folder / PLAN).read_bytes()
+        data = read_regular(folder / PLAN)
     except FileNotFoundError:
         raise GenError(
             f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
@@ -234,7 +234,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def holds(folder: Path, plan: dict[str, Any]) -> bool:
     """Return True if the folder still holds this plan; its head is enough to tell."""
     try:
-        with (folder / PLAN).open("rb") as file:
+        with open_regular(folder / PLAN) as file:
             return plan["fingerprint"].encode() in file.read(200)
     except FileNotFoundError:
         return False

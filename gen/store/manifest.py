@@ -124,11 +124,11 @@ def _intact(folder: Path, row: Row) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """``None`` where there is no such file, or none any more: a worker beside us moves the media of
-    a shard into its tar."""
+    """``None`` where there is no readable file, or none any more: a worker beside us moves the
+    media of a shard into its tar."""
     try:
         return sha256(path)
-    except (FileNotFoundError, IsADirectoryError):
+    except OSError:
         return None
 
 

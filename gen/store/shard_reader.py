@@ -46,6 +46,8 @@ class Members:
                 yield Path(out) / member
 
     def _read(self, tar: Path, member: str) -> bytes | None:
+        if not tar.is_file():  # a pipe waits for ever
+            return None
         try:
             said = tar.stat()
             key = (tar, said.st_mtime_ns, said.st_size)

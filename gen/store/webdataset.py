@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gen.core.files import put, sha256, writing
+from gen.core.files import put, read_regular, sha256, writing
 from gen.core.processes import worker_name
 from gen.store.ledger import SHARDS, Journal, Row, due_again, parse_rows, shard_folder
 from gen.store.manifest import publish
@@ -79,6 +79,9 @@ def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str
 @contextmanager
 def _opened(tar: Path) -> Iterator[tarfile.TarFile | None]:
     """``None`` if there is no tar, or what is there is none."""
+    if not tar.is_file():  # a pipe waits for ever
+        yield None
+        return
     try:
         archive = tarfile.open(tar)  # noqa: SIM115 - closed by the caller's with
     except (OSError, tarfile.TarError):
@@ -117,7 +120,7 @@ def _write(path: Path, rows: list[Row], source: Path, old: Path) -> None:
 
 def _content(path: Path, kept: tarfile.TarFile | None, name: str) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         pass
     try:

@@ -21,7 +21,8 @@ from gen.contracts.modality import Modality
 from gen.core.errors import GenError, cut_list, shown
 from gen.core.tables import plural
 from gen.media.audio import read_wav
-from gen.media.containers import require_package
+from gen.media.bounds import load_array, require_bytes
+from gen.media.containers import existing_file, require_package
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
@@ -182,7 +183,11 @@ def _metadata(path: Path) -> dict[str, Parts | None]:
 
 
 def read_source(
-    source: Source, modality: Modality, horizon: int = 0, resize: bool = False, rate: int = 0
+    source: Source,
+    modality: Modality,
+    horizon: int = 0,
+    resize: bool = False,
+    rate: int = 0,
 ) -> list[Medium]:
     """Read the media of one source.
 
@@ -224,7 +229,7 @@ def _observed(state: Any, task: Any) -> Parts:
 
 def _array(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = load_array(path)
     except (OSError, ValueError, EOFError) as error:
         raise GenError(f"the array {path} cannot be read: {error}") from None
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.number):
@@ -253,16 +258,29 @@ def _chunks(
 def _episode(source: Source, horizon: int) -> list[Medium]:
     """Read an episode of LeRobot's layout: ``action``, ``observation.state`` and ``task``."""
     parquet = require_package("pyarrow.parquet", '"gen-toolkit[parquet]"', "a Parquet file")
+    path = existing_file(source.path, "table")
     try:
-        columns = parquet.read_table(source.path).to_pydict()
-    except (OSError, ValueError) as error:
+        with parquet.ParquetFile(path) as file:
+            names, groups = file.schema_arrow.names, file.metadata.num_row_groups
+            said = f"{file.metadata.num_rows:,} rows"
+            size = sum(file.metadata.row_group(i).total_byte_size for i in range(groups))
+            require_bytes(f"the table {path}", size, said)
+            wanted = [n for n in ("action", STATE_KEY, TASK_KEY) if n in names]
+            columns = file.read(columns=wanted).to_pydict() if wanted else {}
+    except GenError:
+        raise
+    except Exception as error:  # a damaged table may raise anything
         raise GenError(f"the table {source.path} cannot be read: {error}") from None
     if "action" not in columns:
-        raise GenError(
-            f"the table {source.path} has the columns {', '.join(columns)}; expected 'action'"
-        )
+        raise GenError(f"the table {path} has the columns {', '.join(names)}; expected 'action'")
     conditions = None
     if STATE_KEY in columns and TASK_KEY in columns:
         pairs = zip(columns[STATE_KEY], columns[TASK_KEY], strict=True)
         conditions = [_observed(state, task) for state, task in pairs]
-    return _chunks(np.asarray(columns["action"], np.float64), conditions, source, horizon)
+    try:
+        actions = np.asarray(columns["action"], np.float64)
+    except (TypeError, ValueError):
+        actions = np.zeros(0)
+    if actions.ndim != 2 or not np.isfinite(actions).all():
+        raise GenError(f"action of the table {path} is no list of finite numbers in every row")
+    return _chunks(actions, conditions, source, horizon)

@@ -34,6 +34,7 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.files import sha256
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.media.bounds import load_array
 from gen.media.given import GivenMedia
 from gen.modalities.open_vocabulary import FreeAction
 from gen.models.adapters.conditioning import Conditions, MappedLM, Vocabulary
@@ -343,7 +344,7 @@ class OpenVLA(Checkpoint):
 
     def _of_file(self, file: str) -> Tensor:
         try:
-            array = np.load(file, allow_pickle=False)
+            array = load_array(file)
         except (OSError, ValueError, EOFError) as error:
             raise GenError(f"the features {file} cannot be read: {error}") from None
         width = self.projector.fc1.in_features

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.plain import is_digits
+from gen.media.bounds import load_array
 from gen.models.load.reads import note_file
 
 EXPECTED = "counts by token id (.json), or one count per token id (.npy)"
@@ -39,7 +40,7 @@ def read_rarity(path: str | Path, vocab_size: int) -> Tensor:
     note_file(path)
     try:
         if path.suffix == ".npy":
-            counts, total = _of_array(np.load(path, allow_pickle=False), path, vocab_size)
+            counts, total = _of_array(load_array(path), path, vocab_size)
         else:
             counts, total = _of_json(json.loads(path.read_text("utf-8")), path, vocab_size)
     except (OSError, ValueError, RecursionError) as error:

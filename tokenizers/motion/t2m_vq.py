@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.media.bounds import load_array
 from gen.media.motion import features as motion_features
 from gen.models.load.weights import PICKLES, Weights, fill, unpickled, without_storage
 from gen.tokenizers.motion.motion_vq import MotionVQ
@@ -78,7 +79,7 @@ class T2MVQTokens(MotionVQ):
         )
         for name, value in (("mean", mean), ("std", std)):
             array = (
-                np.load(value, allow_pickle=False)
+                load_array(value)
                 if isinstance(value, (str, Path))
                 else np.asarray(value)
             )

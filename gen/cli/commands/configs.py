@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command, add_json_flag, add_overrides
+from gen.cli.arguments import Commands, add_command, add_json_flag, add_overrides, add_trust_flag
 
 
 def add_show(commands: Commands) -> None:
@@ -21,6 +21,7 @@ def add_show(commands: Commands) -> None:
         help="a config, sampler or preset (see gen ls), or a saved pipeline",
     )
     add_overrides(parser, "sampler.window=64")
+    add_trust_flag(parser)
     add_json_flag(parser)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command, add_overrides
+from gen.cli.arguments import Commands, add_command, add_overrides, add_trust_flag
 
 
 def add_run(commands: Commands) -> None:
@@ -25,12 +25,7 @@ def add_run(commands: Commands) -> None:
         metavar="NAME",
         help="name of the prompt column (prompt); same as prompt_column=NAME",
     )
-    parser.add_argument(
-        "--trust-job",
-        action="store_true",
-        help="accept what can run code in the job file: engine_options, import paths,"
-        " model_options.trust_remote_code",
-    )
+    add_trust_flag(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command
+from gen.cli.arguments import Commands, add_command, add_trust_flag
 
 
 def add_work(commands: Commands) -> None:
@@ -27,3 +27,4 @@ def add_work(commands: Commands) -> None:
         metavar="NAME",
         help="device of this worker, such as cuda:1, if the job's device is cuda",
     )
+    add_trust_flag(parser)

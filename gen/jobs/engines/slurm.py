@@ -88,7 +88,13 @@ class Pull:
         def work() -> None:
             try:
                 out["report"] = vars(
-                    join_job(folder, slot=self.slot, device=device, stop=self._asked.is_set)
+                    join_job(
+                        folder,
+                        slot=self.slot,
+                        device=device,
+                        stop=self._asked.is_set,
+                        trust_job=True,  # who started the job has given their word
+                    )
                 )
             except BaseException as error:
                 out["error"] = error

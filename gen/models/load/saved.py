@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
+from gen.core.trust import refuse_untrusted
 
 RECORD = "gen_pipeline.json"
 
@@ -47,7 +48,10 @@ def read_saved(folder: Path) -> Saved | None:
         options = dict(found["options"])
         for key in found["paths"]:
             options[key] = str(folder / options[key])
+        refuse_untrusted({"model_options": options}, str(folder / RECORD))
         return Saved(folder, found["modality"], folder / found["model"], found["dtype"], options)
+    except GenError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GenError(
             f"{folder / RECORD} cannot be read ({type(error).__name__}: {error}); expected the"

@@ -18,13 +18,13 @@ from PIL import Image
 
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, shown
+from gen.media.bounds import MOST_PIXELS
 from gen.media.given import DATA, data_bytes
 from gen.media.images import read_image
 from gen.media.kinds import extension_of
 from gen.serve.api.errors import ApiError
 
 OPENED = ("PNG", "JPEG", "WEBP")  # formats of images that a request brings
-MOST_PIXELS = 64_000_000  # of an image
 MOST_UNPACKED = 256_000_000  # bytes of the arrays of an archive
 TYPES = {
     "png": "image/png",

@@ -1,0 +1,157 @@
+"""Media of somebody else: each is read within its bounds or refused in one sentence, and none runs
+anything or reads another file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bounded import bounded
+from hostile_media import archives, arrays, clips, images, sounds
+
+from gen.core.errors import GenError
+from gen.media import bounds
+from gen.media.given import read_media
+from gen.media.images import image_size, read_image_info
+from gen.media.npz import read_npz
+from gen.media.video import middle_frame, read_video
+
+FPS = 8.0
+
+
+def _image(path: Path) -> tuple:
+    array = read_media(path, "image").array
+    image_size(path)
+    read_image_info(path)
+    assert array.dtype == np.uint8 and array.size <= 3 * bounds.MOST_PIXELS
+    return array.shape
+
+
+def _sound(path: Path) -> tuple:
+    given = read_media(path, "audio")
+    assert np.isfinite(given.array).all() and given.array.nbytes <= bounds.MOST_BYTES
+    return given.array.shape
+
+
+def _clip(path: Path) -> tuple:
+    array = read_media(path, "video", fps=FPS).array
+    assert array.ndim == 4 and array.nbytes <= bounds.MOST_BYTES
+    return array.shape
+
+
+def _array(path: Path) -> tuple:
+    try:
+        array = bounds.load_array(path)
+    except (OSError, ValueError, EOFError) as error:  # as every caller does
+        raise GenError(str(error)) from None
+    assert not array.dtype.hasobject and array.nbytes <= path.stat().st_size
+    return array.shape
+
+
+KINDS = {
+    "images": (images, _image),
+    "sounds": (sounds, _sound),
+    "clips": (clips, _clip),
+    "arrays": (arrays, _array),
+    "archives": (archives, lambda path: read_npz(path, ("action",))["action"].shape),
+}
+
+
+def wrong_of(kind: str, folder: Path, step: int = 1) -> tuple[int, list[str]]:
+    """Read all inputs of a kind. Return their number, and what was wrong."""
+    make, read = KINDS[kind]
+    canary = folder / "canary"
+    inputs = list(make(canary).items())[::step]
+    wrong = []
+    for name, data in inputs:
+        path = folder / name
+        path.write_bytes(data)
+        ended = bounded(lambda path=path: read(path))
+        if ended.how not in ("returned", "refused") or "\n" in ended.said:
+            wrong.append(f"{name}: {ended.how} {ended.said[-500:]}")
+        if canary.exists():
+            wrong.append(f"{name}: was executed")
+            canary.unlink()
+        path.unlink()
+    return len(inputs), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_input_is_read_within_its_bounds_or_refused(kind, tmp_path):
+    count, wrong = wrong_of(kind, tmp_path)
+    print(f"{count} {kind}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", ["images", "arrays"])
+def test_some_inputs_are_read_within_their_bounds_or_refused(kind, tmp_path):
+    count, wrong = wrong_of(kind, tmp_path, 9)
+    assert count and not wrong, "\n".join(wrong)
+
+
+PLACES = {
+    "pipe": os.mkfifo,
+    "device": lambda path: os.symlink("/dev/zero", path),
+    "loop": lambda path: os.symlink(path, path),
+    "dangling": lambda path: os.symlink("nowhere", path),
+    "folder": os.mkdir,
+    "missing": lambda path: None,
+}
+SUFFIXES = {"images": "png", "sounds": "wav", "clips": "mp4", "arrays": "npy", "archives": "npz"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_refused_at_once(kind, place, tmp_path):
+    path = tmp_path / f"a.{SUFFIXES[kind]}"
+    PLACES[place](path)
+    ended = bounded(lambda: KINDS[kind][1](path), seconds=5)
+    assert ended.how == "refused" and "a." in ended.said, ended
+
+
+# --- controls: a broken guard is seen
+
+
+def test_without_its_guard_a_pickle_runs(tmp_path):
+    canary = tmp_path / "canary"
+    path = tmp_path / "a.npy"
+    path.write_bytes(arrays(canary)["object.npy"])
+    bounded(lambda: np.load(path, allow_pickle=True))
+    assert canary.exists()
+
+
+def test_without_its_guard_an_array_fills_the_memory(tmp_path):
+    path = tmp_path / "a.npy"
+    path.write_bytes(arrays(tmp_path)["huge.npy"])
+    assert bounded(lambda: np.load(path)).how != "returned"
+    with pytest.raises(GenError, match="expected at most"):
+        bounds.load_array(path)
+
+
+def test_without_its_guard_a_bomb_is_decoded(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(images(tmp_path)["just-over.png"])
+    with pytest.raises(GenError, match="8001x8000 pixels"):
+        read_media(path, "image")
+    monkeypatch.setattr("gen.media.images.require_pixels", lambda *_: None)
+    with pytest.raises(GenError, match="truncated|broken|incomplete|cut"):  # it went on decoding
+        read_media(path, "image")
+
+
+def test_a_large_clip_keeps_what_is_taken(tmp_path, monkeypatch):
+    """A second pass gives the frames that one pass gives."""
+    from gen.media.video import write_video
+
+    frames = np.random.default_rng(1).integers(0, 255, (40, 16, 16, 3), np.uint8)
+    write_video(tmp_path / "a.mkv", frames, 20.0)
+    once = read_video(tmp_path / "a.mkv", fps=8.0)
+    monkeypatch.setattr("gen.media.video.KEPT_BYTES", 1000)
+    assert (read_video(tmp_path / "a.mkv", fps=8.0) == once).all() and len(once) == 16
+    monkeypatch.setattr("gen.media.bounds.MOST_BYTES", 3000)
+    for how in ({}, {"fps": 8.0}):
+        with pytest.raises(GenError, match="expected at most 3,000"):
+            read_video(tmp_path / "a.mkv", **how)
+    assert middle_frame(tmp_path / "a.mkv").shape == (16, 16, 3)
