@@ -20,6 +20,7 @@ from gen.core.files import put_text, sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
 from gen.tokenizers.text.trained import TrainedTokenizer
+from gen.training.copies import require_shiftable, shifted_copies
 from gen.training.fit import BUCKET, FITS, Size, bucket
 from gen.training.frontends import (
     Encoder,
@@ -79,6 +80,8 @@ class EncodeOptions:
             ``own``, one that is trained on them; a folder with one; or ``auto``, one that is
             trained where the built-in language lacks most of them.
         vocab_size: most tokens of a tokenizer that is trained.
+        copies: codes of every image or sound: those of the medium, and of copies that are shifted a
+            little (``gen.training.copies``).
     """
 
     frontend: str | None = None
@@ -89,6 +92,7 @@ class EncodeOptions:
     device: str = "cpu"
     tokenizer: str = AUTO
     vocab_size: int = VOCAB_SIZE
+    copies: int = 1
 
 
 def encode_folder(
@@ -117,8 +121,10 @@ def encode_folder(
     """
     options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
     check_int("shard_items", options.shard_items, 1)
+    check_int("copies", options.copies, 1)
     if options.resize not in ("", *FITS):
         raise unknown("resize", options.resize, FITS)
+    require_shiftable(modality, options.copies)
     sources, encoder, size = prepare(modality, folder, options, progress)
     choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
     tokenizer = choice.tokenizer(dest, encoder, sources)
@@ -128,6 +134,8 @@ def encode_folder(
     elif tokenizer is not None:
         captions = Captions.fitted(tokenizer, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
+    if options.copies > 1:
+        about["copies"] = options.copies
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
     if note := open_folder(dest, plan):
         progress.note(note)
@@ -135,7 +143,7 @@ def encode_folder(
     if tokenizer is not None:
         tokenizer.save(dest)
         progress.note(f"{describe_tokenizer(tokenizer, captions)}. {choice.reason}".rstrip(" ."))
-    work = Encoding(encoder, size, captions)
+    work = Encoding(encoder, size, captions, options.copies)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
     reasons = {n: r for s in shards for n, r in s.skipped.items()}
@@ -339,11 +347,13 @@ class Encoding:
         encoder: frontend of the media.
         size: size that media must have.
         captions: captions with a tokenizer of their own; None for the modality's language.
+        copies: samples of every medium, one behind the other.
     """
 
     encoder: Encoder
     size: Size
     captions: Captions | None = None
+    copies: int = 1
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -356,9 +366,9 @@ class Encoding:
                 out.skipped[source.name] = describe(error)
                 continue
             for name, condition, signal in found:
-                signals.append(signal)
-                out.sources.append(name)
-                out.conditions.append(condition)
+                signals += shifted_copies(signal, self.copies, name)
+                out.sources += [name] * self.copies
+                out.conditions += [condition] * self.copies
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
         out.read += len(sources)

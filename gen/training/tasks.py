@@ -88,7 +88,7 @@ class GridTask(Task):
             shape.codebook_size,
             shape.mask_token_id - shape.codebook_size,
         )
-        self.codes, self.prompts, self.nothing = self._tensors()
+        self.codes, self.copies, self.prompts, self.nothing = self._tensors()
         self.generator = torch.Generator()
         self._losses = self._make_losses()
 
@@ -209,13 +209,17 @@ class GridTask(Task):
 
     # --- data
 
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes [N, T], prompts [N, P] and unconditional prompts [N, P], long."""
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return codes [N, T], those of the samples and of their copies [N, K, T], prompts [N, P]
+        and unconditional prompts [N, P], long."""
         encoder, model = self.data.encoder, self.model.config
         binding = self.modality.bind(model, encoder.frontend, "of the run")
         total, end = binding.space.length, binding.space.eos_token_id
         rows = []
-        for tokens in self.data.tokens:
+        each = 1 + max(map(len, self.data.copies), default=0)
+        copies = self.data.copies or [[]] * len(self.data.tokens)
+        pairs = zip(self.data.tokens, copies, strict=True)
+        for tokens in (t for first, rest in pairs for t in (first, *rest)):
             if len(tokens) > total or (len(tokens) < total and end is None):
                 raise GenError(
                     f"the data of {self.data.folder} have sequences of {len(tokens)} tokens, and"
@@ -229,7 +233,8 @@ class GridTask(Task):
             nothing.append(without)
             prompts.append(without if parsed is None else binding.prompt(parsed))
         ids = [torch.tensor(p) - model.codebook_size for p in (prompts, nothing)]
-        return torch.stack(rows), ids[0], ids[1]
+        codes = torch.stack(rows).unflatten(0, (-1, each))
+        return codes[:, 0], codes, ids[0], ids[1]
 
     # --- loss
 
@@ -251,7 +256,11 @@ class GridTask(Task):
         words = torch.where(dropped, self.nothing[rows], self.prompts[rows])
         blocks, whole = self._losses
         chosen = torch.rand((), generator=self.generator) < self.config.share
-        batch = (words.to(device), self.codes[rows].to(device))
+        codes = self.codes[rows]
+        if self.model.training and self.copies.shape[1] > 1:
+            drawn = torch.randint(self.copies.shape[1], (len(rows),), generator=self.generator)
+            codes = self.copies[rows, drawn]
+        batch = (words.to(device), codes.to(device))
         return (blocks if chosen else whole)(forward, batch)[0]
 
     def save(self, out: Path) -> Written:

@@ -52,6 +52,16 @@ def add_encode(commands: Commands) -> None:
     )
     _add_sizes(parser)
     parser.add_argument(
+        "--copies",
+        metavar="N",
+        type=int,
+        default=1,
+        help=(
+            "encode every image or sound N times, all but the first a little shifted: against"
+            " learning a small folder by heart (1)"
+        ),
+    )
+    parser.add_argument(
         "--shard-items", metavar="N", type=int, default=256, help="files of a shard (256)"
     )
     parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
