@@ -24,6 +24,7 @@ def encode(args: argparse.Namespace) -> int:
         args.tokenizer,
         args.vocab_size,
         args.copies,
+        args.text_encoder,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

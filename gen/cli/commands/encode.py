@@ -33,23 +33,7 @@ def add_encode(commands: Commands) -> None:
             " the modality)"
         ),
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        default="auto",
-        help=(
-            "tokenizer of the captions or texts: built-in (the language of the built-in models),"
-            " own (trained on them), a folder with one, or auto: own where the built-in language"
-            " lacks most of them (auto)"
-        ),
-    )
-    parser.add_argument(
-        "--vocab-size",
-        metavar="N",
-        type=int,
-        default=2048,
-        help="most tokens of a tokenizer that is trained (2048)",
-    )
+    _add_captions(parser)
     _add_sizes(parser)
     parser.add_argument(
         "--copies",
@@ -67,6 +51,32 @@ def add_encode(commands: Commands) -> None:
     parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
     add_json_flag(parser)
     parser.set_defaults(resumable=True)
+
+
+def _add_captions(parser: ArgumentParser) -> None:
+    """Add what reads captions or texts."""
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        default="auto",
+        help=(
+            "tokenizer of the captions or texts: built-in (the language of the built-in models),"
+            " own (trained on them), a folder with one, or auto: own where the built-in language"
+            " lacks most of them (auto)"
+        ),
+    )
+    parser.add_argument(
+        "--vocab-size",
+        metavar="N",
+        type=int,
+        default=2048,
+        help="most tokens of a tokenizer that is trained (2048)",
+    )
+    parser.add_argument(
+        "--text-encoder",
+        metavar="FOLDER",
+        help="T5, CLIP or language model whose states of the captions condition the model",
+    )
 
 
 def _add_sizes(parser: ArgumentParser) -> None:
