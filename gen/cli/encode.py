@@ -25,6 +25,7 @@ def encode(args: argparse.Namespace) -> int:
         args.vocab_size,
         args.copies,
         args.text_encoder,
+        args.labels,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

@@ -91,6 +91,8 @@ class EncodeOptions:
             trained where the built-in language lacks most of them.
         vocab_size: most tokens of a tokenizer that is trained.
         text_encoder: folder of a model whose states are the conditions, instead of a tokenizer.
+        labels: where labels are that stand for captions: ``folders``, or a field of
+            ``metadata.jsonl``; empty for captions.
         copies: codes of every image or sound: those of the medium, and of copies that are shifted a
             little (``gen.training.copies``).
     """
@@ -105,6 +107,7 @@ class EncodeOptions:
     vocab_size: int = VOCAB_SIZE
     copies: int = 1
     text_encoder: str | None = None
+    labels: str = ""
 
 
 def encode_folder(
@@ -208,7 +211,7 @@ def prepare(
         The sources, the encoder, and the size that media must have.
     """
     kind = modality_of(modality).media_kind
-    sources = find_sources(folder, modality)
+    sources = find_sources(folder, modality, options.labels)
     survey = Survey.of(sources, str(kind))
     for line in survey.lines():
         progress.note(line)

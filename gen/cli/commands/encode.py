@@ -73,6 +73,15 @@ def _add_captions(parser: ArgumentParser) -> None:
         help="most tokens of a tokenizer that is trained (2048)",
     )
     parser.add_argument(
+        "--labels",
+        metavar="NAME",
+        default="",
+        help=(
+            "take labels for captions: folders (the name of the folder that a file lies in), or a"
+            " field of metadata.jsonl"
+        ),
+    )
+    parser.add_argument(
         "--text-encoder",
         metavar="FOLDER",
         help="T5, CLIP or language model whose states of the captions condition the model",
