@@ -26,6 +26,7 @@ def encode(args: argparse.Namespace) -> int:
         args.copies,
         args.text_encoder,
         args.labels,
+        args.skeleton,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

@@ -93,6 +93,8 @@ class EncodeOptions:
         text_encoder: folder of a model whose states are the conditions, instead of a tokenizer.
         labels: where labels are that stand for captions: ``folders``, or a field of
             ``metadata.jsonl``; empty for captions.
+        skeleton: JSON file with the joint of BVH files for every joint of gen's; None for the usual
+            names.
         copies: codes of every image or sound: those of the medium, and of copies that are shifted a
             little (``gen.training.copies``).
     """
@@ -108,6 +110,7 @@ class EncodeOptions:
     copies: int = 1
     text_encoder: str | None = None
     labels: str = ""
+    skeleton: str | None = None
 
 
 def encode_folder(
@@ -156,7 +159,8 @@ def encode_folder(
     if reads is not None:
         keep_reader(reads, captions, sources, dest)
         progress.note(f"{describe_reader(reads, captions)}. {choice.reason}".rstrip(" ."))
-    work = Encoding(encoder, size, captions, options.copies)
+    skeleton = None if options.skeleton is None else read_json(Path(options.skeleton))
+    work = Encoding(encoder, size, captions, options.copies, skeleton)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
     reasons = {n: r for s in shards for n, r in s.skipped.items()}
@@ -178,6 +182,8 @@ def check_options(options: EncodeOptions, modality: str) -> None:
     if options.resize not in ("", *FITS):
         raise unknown("resize", options.resize, FITS)
     require_shiftable(modality, options.copies)
+    if options.skeleton is not None and modality != "motion":
+        raise bad_value("skeleton", options.skeleton, f"none for modality {modality!r}")
 
 
 def find_text_encoder(
@@ -272,6 +278,7 @@ def make_plan(
     return {
         **about,
         "shard_items": options.shard_items,
+        **({} if options.skeleton is None else {"skeleton": sha256(Path(options.skeleton))}),
         "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
         "sources": [[s.name, s.condition] for s in sources],
     }
@@ -407,12 +414,14 @@ class Encoding:
         size: size that media must have.
         captions: captions with a tokenizer of their own; None for the modality's language.
         copies: samples of every medium, one behind the other.
+        skeleton: joint of BVH files for every joint of gen's; None for the usual names.
     """
 
     encoder: Encoder
     size: Size
     captions: Captions | None = None
     copies: int = 1
+    skeleton: dict[str, str] | None = None
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -439,7 +448,8 @@ class Encoding:
             GenError: the file cannot be read, or has another size or condition.
         """
         modality, rate = self.encoder.modality, self.encoder.frontend.rate
-        media = read_source(source, modality, self.encoder.horizon, bool(self.size.resize), rate)
+        resize, horizon = bool(self.size.resize), self.encoder.horizon
+        media = read_source(source, modality, horizon, resize, rate, self.skeleton)
         self._check_conditions(media)
         parts = []
         for medium in media:

@@ -22,6 +22,7 @@ from gen.core.errors import GenError, bad_value, cut_list, shown
 from gen.core.tables import plural
 from gen.media.audio import read_wav
 from gen.media.containers import require_package
+from gen.media.motion.bvh import read_bvh
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
@@ -226,7 +227,12 @@ def _metadata(path: Path, keys: tuple[str, ...]) -> dict[str, Parts | None]:
 
 
 def read_source(
-    source: Source, modality: Modality, horizon: int = 0, resize: bool = False, rate: int = 0
+    source: Source,
+    modality: Modality,
+    horizon: int = 0,
+    resize: bool = False,
+    rate: int = 0,
+    skeleton: dict[str, str] | None = None,
 ) -> list[Medium]:
     """Read the media of one source.
 
@@ -236,6 +242,7 @@ def read_source(
         horizon: steps of a chunk of actions.
         resize: read clips of any size, and mix the channels of sounds.
         rate: samples per second of sounds; 0 for that of the modality.
+        skeleton: joint of a BVH file for every joint of gen's; None finds them by usual names.
 
     Returns:
         One medium; several chunks of an episode of actions, one behind the other.
@@ -252,6 +259,8 @@ def read_source(
         return _episode(source, horizon)
     if resize and modality.media_kind == "video":
         media = read_video(source.path, fps=modality.frame_rate)
+    elif skeleton is not None and suffix == ".bvh":
+        media = read_bvh(source.path, skeleton)
     elif rate and modality.media_kind == "audio":
         media = read_wav(source.path, rate, mix=resize)
     else:

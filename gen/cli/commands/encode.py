@@ -107,6 +107,11 @@ def _add_sizes(parser: ArgumentParser) -> None:
         ),
     )
     parser.add_argument(
+        "--skeleton",
+        metavar="FILE",
+        help="JSON file with the joint of BVH files for each joint of gen's skeleton",
+    )
+    parser.add_argument(
         "--skip-unreadable",
         action="store_true",
         help="leave out files that cannot be read; the manifest names them",
