@@ -34,6 +34,7 @@ from gen.modalities.video.modality import VideoModality
 from gen.tokenizers.text.trained import TrainedTokenizer
 
 EXAMPLES = "captions.txt"  # captions to measure with, beside the weights
+SAMPLING_RATE = "sampling_rate"  # field of a model's config: that of its codec
 EMPTY = 0  # word of a slot without a token of a caption
 
 
@@ -50,6 +51,7 @@ class OwnCaptions:
     accepts = frozenset({"text"})
     most: Mapping[str, int] = {}
     needs_prompt = False
+    rate: int
     slots: int
     words: int
     unconditional: list[int]
@@ -57,6 +59,7 @@ class OwnCaptions:
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path):
         self.model_name, self.folder = name, folder
+        self.rate = config.get(SAMPLING_RATE) or self.rate
         if config[CONDITIONS] == CAPTIONS:
             self.tokenizer = TrainedTokenizer.from_folder(folder)
         elif config[CONDITIONS] == TEXT_ENCODER:

@@ -41,11 +41,10 @@ from gen.models.load.hub import (
     snapshot_of,
 )
 from gen.models.load.locate import built_in, known_models, packaged_file, pick_device
-from gen.models.load.peft_adapters import merge
+from gen.models.load.peft_adapters import merge, route
 from gen.models.load.pooling import Pooling
 from gen.models.load.quantize import Quantization, quantize
 from gen.models.load.reads import ENDINGS, Reads, note_file, recording
-from gen.models.load.routed import route
 from gen.models.load.saved import Saved, read_saved
 from gen.models.load.tensor_parallel import Ranks, digest_of_files
 

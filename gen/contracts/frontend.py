@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 
 @dataclass(frozen=True)

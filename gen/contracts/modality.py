@@ -87,6 +87,7 @@ class Modality(ABC):
             eos token is a token like any other.
         edited_by: ``mask`` or ``span``, the region of an edit.
         frame_rate: frames per second of clips; files of another rate are resampled.
+        rate: samples per second of sounds; files of another rate are resampled.
         needs_prompt: whether a call without a prompt is refused.
     """
 
@@ -115,6 +116,7 @@ class Modality(ABC):
     length_first: ClassVar[bool] = True
     edited_by: ClassVar[str] = "mask"
     frame_rate: float = 8.0
+    rate: int = 0
     needs_prompt: bool = True
 
     # --- conditions

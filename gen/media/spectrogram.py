@@ -40,6 +40,13 @@ def spectrogram_png(wave: np.ndarray, rate: int) -> Image.Image:
 def decibels(wave: np.ndarray, rate: int) -> np.ndarray:
     """Compute levels relative to the loudest point: float [HEIGHT, WIDTH] in [-RANGE, 0], low
     frequencies first. Silence is -RANGE."""
+    power = mel_power(wave, rate)
+    return np.clip(10 * np.log10(np.maximum(power, 1e-30) / max(power.max(), QUIET)), -RANGE, 0)
+
+
+def mel_power(wave: np.ndarray, rate: int) -> np.ndarray:
+    """Compute the power in mel bands over time: float [HEIGHT, WIDTH], low frequencies first. A
+    full-scale sine is about 1."""
     wave = np.asarray(wave, dtype=np.float64)
     wave = wave[:, None] if wave.ndim == 1 else wave
     size = 2 ** max(4, int(np.ceil(np.log2(rate * WINDOW))))
@@ -56,8 +63,7 @@ def decibels(wave: np.ndarray, rate: int) -> np.ndarray:
         segments = padded[starts[:, None] + np.arange(size)] * window[:, None]
         spectrum = np.fft.rfft(segments, axis=1)
         power[:, column] = bands @ (spectrum.real**2 + spectrum.imag**2).mean(0).sum(-1)
-    power /= (window.sum() / 2) ** 2  # a full-scale sine is about 1
-    return np.clip(10 * np.log10(np.maximum(power, 1e-30) / max(power.max(), QUIET)), -RANGE, 0)
+    return power / (window.sum() / 2) ** 2
 
 
 def ramp() -> np.ndarray:

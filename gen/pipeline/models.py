@@ -42,7 +42,6 @@ from gen.models.load.locate import (
     AUTO,
     DTYPES,
     ZOO,
-    config_field,
     dtype_name,
     locate,
     model_kind,
@@ -52,6 +51,7 @@ from gen.models.load.locate import (
     readable,
     stored_dtype,
 )
+from gen.models.load.networks import config_field
 from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
 from gen.models.load.tensor_parallel import Ranks, own_device

@@ -28,7 +28,8 @@ from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
 from gen.modalities.own_captions import OwnCaptions
 from gen.modalities.text_encoder import BESIDE
-from gen.models.load.locate import ZOO, config_field, model_kind, save_model
+from gen.models.load.locate import ZOO, model_kind, save_model
+from gen.models.load.networks import config_field
 from gen.models.load.reads import ENDINGS, TEXTS
 from gen.models.load.saved import RECORD
 from gen.pipeline.card import card_of

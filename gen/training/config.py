@@ -17,12 +17,20 @@ from gen.core.paths import expand_user
 
 OBJECTIVES = ("causal", "masked", "block", "drafter", "frontend")
 FRONTENDS = ("image", "speech")  # modalities whose frontends can be trained
+AUTO, FLOAT32, BFLOAT16 = PRECISIONS = ("auto", "float32", "bfloat16")
+SIZES = {  # channels and layers of new models
+    "tiny": (64, 2),
+    "small": (128, 4),
+    "base": (256, 6),
+    "large": (512, 8),
+    "huge": (768, 12),
+}
 FACTORS = (2, 4, 8, 16)  # pixels of a code along each side
 
 
 @dataclass(frozen=True)
 class NewModel:
-    """Sizes of a new model.
+    """Sizes of a new model; in a file also ``size``, a name of ``SIZES`` for width and layers.
 
     Attributes:
         width: channels of a position, a multiple of 32.
@@ -116,6 +124,11 @@ class TrainingConfig:
         share: share of the steps of ``block`` that train blocks; others mask the whole sequence.
         drop: share of samples whose condition is dropped, for classifier-free guidance.
         validation: share of the samples that are only measured, never trained on.
+        patience: steps without a lower held-out loss after which the run ends, with the weights of
+            the lowest one; 0 runs all steps.
+        accumulate: parts of a batch whose gradients are summed up one after the other.
+        precision: ``float32``, ``bfloat16`` (mixed: weights and optimiser stay in float32), or
+            ``auto``: bfloat16 for gen's own models where the device multiplies it.
         max_length: tokens of a sequence of a published model; longer ones are cut.
         log_every: steps between rows of ``log.jsonl``.
         save_every: steps between checkpoints.
@@ -123,6 +136,8 @@ class TrainingConfig:
         lora: adapters of a published model; None trains all weights.
         merge: write the weights with the adapters of ``lora`` added, too.
         samples: prompts that the trained model is asked for at the end.
+        sample_every: steps after which it is asked for them, too, at the next checkpoint; 0 for
+            the end alone.
         drafter: options of the objective ``drafter``.
         frontend: options of the objective ``frontend``.
     """
@@ -143,6 +158,9 @@ class TrainingConfig:
     share: float = 1.0
     drop: float = 0.1
     validation: float = 0.05
+    patience: int = 0
+    accumulate: int = 1
+    precision: str = AUTO
     max_length: int = 512
     log_every: int = 10
     save_every: int = 100
@@ -150,6 +168,7 @@ class TrainingConfig:
     lora: LoRA | None = None
     merge: bool = False
     samples: tuple[str, ...] = ()
+    sample_every: int = 0
     drafter: Drafter = Drafter()
     frontend: Frontend = Frontend()
 
@@ -204,7 +223,10 @@ def _override(tree: dict[str, Any], text: str) -> None:
         tree[first] = load_yaml(value)
         return
     below = tree.get(first)
-    tree[first] = {**(below if isinstance(below, Mapping) else {}), second: load_yaml(value)}
+    kept = dict(below) if isinstance(below, Mapping) else {}
+    if (first, second) == ("model", "size"):  # the name stands for both
+        kept = {k: v for k, v in kept.items() if k not in ("width", "layers")}
+    tree[first] = {**kept, second: load_yaml(value)}
 
 
 def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
@@ -241,7 +263,11 @@ def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
 
 
 def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
-    names = [f.name for f in fields(cls)]
+    names, value = [f.name for f in fields(cls)], dict(value)
+    if cls is NewModel and (size := value.pop("size", None)) is not None:
+        if size not in SIZES:
+            raise unknown("model.size", size, SIZES, where)
+        value = dict(zip(("width", "layers"), SIZES[size], strict=True)) | value
     for name in value:
         if name not in names:
             raise unknown("key", f"{key}.{name}", [f"{key}.{n}" for n in names], where)
@@ -296,9 +322,12 @@ def _check(config: TrainingConfig, where: str) -> None:
         raise bad_value("frontend", config.frontend, "{modality: ...}", where)
     if config.objective == "drafter" and not isinstance(config.model, str):
         raise bad_value("model", config.model, "the name of the model to draft for", where)
-    for name in ("steps", "batch_size", "log_every", "save_every", "max_length"):
+    for name in ("steps", "batch_size", "log_every", "save_every", "max_length", "accumulate"):
         check_int(name, getattr(config, name), 1, where=where)
-    check_int("seed", config.seed, 0, where=where)
+    for name in ("seed", "patience", "sample_every"):
+        check_int(name, getattr(config, name), 0, where=where)
+    if config.precision not in PRECISIONS:
+        raise unknown("precision", config.precision, PRECISIONS, where)
     if config.warmup is not None:
         check_int("warmup", config.warmup, 0, where=where)
     check_int("block", config.block, 1 if config.objective == "block" else 0, where=where)

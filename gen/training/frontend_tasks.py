@@ -23,7 +23,7 @@ from gen.recipes.image.recipe import reconstruction
 from gen.recipes.speech.recipe import CROP, HOP, Training, new_codec, spectral_distance
 from gen.tokenizers.audio.mimi import Mimi
 from gen.tokenizers.image.vq import VQ
-from gen.training.config import Frontend, TrainingConfig
+from gen.training.config import BFLOAT16, FLOAT32, Frontend, TrainingConfig
 from gen.training.frontends import MEDIA_SIZE, Encoder
 from gen.training.media_data import MediaData
 from gen.training.task import MODEL, Task, Written
@@ -112,7 +112,8 @@ class ImageTask(FrontendTask):
             x[mirrored] = x[mirrored].flip(-1)
         device = next(self.model.parameters()).device
         x, m = x.to(device), self.model
-        with torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device)):
+        is_low = {FLOAT32: False, BFLOAT16: True}.get(self.config.precision, fast_bfloat16(device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_low):
             h = m.quant_conv(m.encoder(x)).float()
             flat, loss = self.chains[0](h.permute(0, 2, 3, 1).flatten(0, 2), learns)
             z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 
 from gen.core.errors import GenError
 from gen.core.files import put, put_text
+from gen.jobs.progress.report import duration
 from gen.jobs.signals import stoppable
 from gen.models.load.libraries import accelerate
 from gen.models.load.locate import pick_device
@@ -34,7 +36,7 @@ from gen.recipes.common.train import (
     make_optimizers,
     trained_state,
 )
-from gen.training.config import TrainingConfig
+from gen.training.config import AUTO, BFLOAT16, TrainingConfig
 from gen.training.data import Batches, split
 from gen.training.tasks import Task, seed_of
 
@@ -67,10 +69,10 @@ class Loop:
         self.task, self.config, self.out = task, config, Path(config.out)
         self.accelerator = accelerator
         self.world = self.accelerator.num_processes
-        if config.batch_size % self.world:
+        if config.batch_size % (self.world * config.accumulate):
             raise GenError(
-                f"batch_size is {config.batch_size}; expected a multiple of {self.world}, the"
-                " number of processes"
+                f"batch_size is {config.batch_size}; expected a multiple of"
+                f" {self.world * config.accumulate}: processes x accumulate"
             )
         train, held = split(count, config.validation, config.seed)
         self.batches, self.held = Batches(train, config.batch_size, config.seed), held
@@ -79,6 +81,10 @@ class Loop:
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
         self.average = Average(self.model) if config.average else None
         self.step, self.since = 0, [0.0, 0]
+        self.best: dict[str, torch.Tensor] = {}
+        self.stopping = (0, math.inf)  # step and value of the lowest held-out loss
+        if config.patience and not len(held):
+            raise GenError("patience is set, and no samples are held out; expected validation > 0")
         self.rows: list[dict[str, Any]] = []
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -108,24 +114,57 @@ class Loop:
         self._resume(say)
         began, first = time.time(), self.step
         with stoppable(say, "step", STOPPING) as asked:
-            while self.step < self.config.steps:
+            while not self._is_done:
                 self._update()
-                if self.step % self.config.log_every == 0 or self._is_done:
+                is_mark = self.step % self.config.save_every == 0
+                if self.step % self.config.log_every == 0 or self._is_done or is_mark:
                     self._log((time.time() - began) / (self.step - first), say)
                 stops = self._stops(asked())
-                if stops or self.step % self.config.save_every == 0 or self._is_done:
+                if stops or is_mark or self._is_done:
                     self._save()
-                    if show is not None and self.rows and not self._is_done and not stops:
-                        show()
+                    if show is not None and is_mark and not (self._is_done or stops):
+                        self._show(show)
                 if stops and not self._is_done:
                     raise KeyboardInterrupt
-        if self.average is not None:
+        if self.best:
+            load_trained(self.model, self.best)
+            step, loss = self.stopping
+            say(f"the weights of step {step}, whose validation {loss:.4f} is the lowest")
+        elif self.average is not None:
             load_trained(self.model, self.average.state)
         return self.rows
 
     @property
     def _is_done(self) -> bool:
-        return self.step == self.config.steps
+        return self.step == self.config.steps or self._is_early
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether the held-out loss has not fallen for as long as ``patience`` allows."""
+        patience, (best, _) = self.config.patience, self.stopping
+        return bool(patience) and self.step - best >= patience
+
+    def _show(self, show: Callable[[], Any]) -> None:
+        """Call ``show`` in the first process with the weights that would be written now."""
+        if not self.accelerator.is_main_process:
+            return
+        state = {k: v.clone() for k, v in trained_state(self.model).items()}
+        if self.average is not None:
+            load_trained(self.model, self.average.state)
+        self.model.eval()
+        try:
+            show()
+        finally:
+            load_trained(self.model, state)
+            self.model.train()
+
+    def _watch(self, held: float) -> None:
+        """Keep the weights of the lowest held-out loss, for ``patience``."""
+        if held >= self.stopping[1]:
+            return
+        state = trained_state(self.model) if self.average is None else self.average.state
+        self.best = {k: v.detach().clone() for k, v in state.items()}
+        self.stopping = (self.step, held)
 
     def _stops(self, asked: bool) -> bool:
         """Return True where a process was asked to stop: all of them stop after the same step."""
@@ -134,10 +173,15 @@ class Loop:
         number = torch.tensor(float(asked), device=self.accelerator.device)
         return bool(self.accelerator.reduce(number, "sum") > 0)
 
-    def _forward(self) -> Any:
-        if self.task.casts and torch.bfloat16 == WEIGHTS:
-            return cast_weights(self.model, torch.bfloat16)
-        return self.model
+    def _loss(self, rows: torch.Tensor, seed: int, drop: float) -> torch.Tensor:
+        """Return the loss of samples in the precision of the run."""
+        precision, casts = self.config.precision, self.task.casts
+        is_low = precision == BFLOAT16 or (precision == AUTO and casts and torch.float32 != WEIGHTS)
+        if is_low and casts:
+            return self.task.loss(cast_weights(self.model, torch.bfloat16), rows, seed, drop)
+        kind = self.accelerator.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=is_low):
+            return self.task.loss(self.model, rows, seed, drop)
 
     def _update(self) -> None:
         """Train on the next batch."""
@@ -146,16 +190,19 @@ class Loop:
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-        rows = self.batches(self.step)[rank :: self.world]
-        seed = seed_of(config.seed, self.step, rank)
-        loss = self.task.loss(self._forward(), rows, seed, config.drop)
+        rows, parts = self.batches(self.step)[rank :: self.world], config.accumulate
         self.model.zero_grad(set_to_none=True)
-        self.accelerator.backward(loss)
+        loss = torch.zeros((), device=self.accelerator.device)
+        for number, some in enumerate(rows.chunk(parts)):
+            seed = seed_of(config.seed, self.step, rank * parts + number)
+            part = self._loss(some, seed, config.drop) / parts
+            self.accelerator.backward(part)
+            loss += part.detach()
         if self.world > 1:
             for weight in self.model.parameters():
                 if weight.grad is not None:
                     weight.grad = self.accelerator.reduce(weight.grad, "mean")
-            loss = self.accelerator.reduce(loss.detach(), "mean")
+            loss = self.accelerator.reduce(loss, "mean")
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -175,7 +222,7 @@ class Loop:
         self.model.eval()
         for number, rows in enumerate(self.held.split(size)[:MEASURED]):
             seed = seed_of(self.config.seed, -1 - number)
-            losses.append(self.task.loss(self._forward(), rows, abs(seed), 0.0).item())
+            losses.append(self._loss(rows, abs(seed), 0.0).item())
         self.model.train()
         return sum(losses) / len(losses)
 
@@ -187,6 +234,8 @@ class Loop:
             held = self.measure()
             if held is not None:
                 row["validation"] = round(held, 6)
+                if self.config.patience:
+                    self._watch(held)
         row["lr"] = self.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = round(seconds, 4)
         self.since = [0.0, 0]
@@ -197,8 +246,13 @@ class Loop:
             held_text = f"  validation {row['validation']:.4f}" if "validation" in row else ""
             say(
                 f"step {self.step}/{self.config.steps}  loss {row['loss']:.4f}{held_text}"
-                f"  {seconds:.3f} s/step"
+                f"  {seconds:.3f} s/step{self._left(seconds)}"
             )
+
+    def _left(self, seconds: float) -> str:
+        """Spell how long the steps that are left take."""
+        steps = 0 if self._is_early else self.config.steps - self.step
+        return f", {duration(steps * seconds)} left" if steps else ""
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
@@ -211,6 +265,8 @@ class Loop:
             "task": self.task.state(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": None if self.average is None else self.average.state,
+            "best": self.best,
+            "stopping": self.stopping,
             "since": self.since,
             "rows": self.rows,
         }
@@ -241,5 +297,6 @@ class Loop:
             optimizer.load_state_dict(state)
         if self.average is not None:
             self.average.state, self.average.steps = saved["average"], saved["step"]
+        self.best, self.stopping = saved["best"], tuple(saved["stopping"])
         self.step, self.since, self.rows = saved["step"], saved["since"], saved["rows"]
         say(f"resumed at step {self.step}")

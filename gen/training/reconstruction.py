@@ -17,13 +17,14 @@ from torch import Tensor
 
 from gen.core.files import put
 from gen.media.audio import write_wav
-from gen.media.spectrogram import decibels, spectrogram_png
+from gen.media.spectrogram import QUIET, mel_power, spectrogram_png
 from gen.training.frontends import Encoder
 
-FOLDER, PICTURE, FIGURES = "reconstruction", "pairs.png", "figures.json"
+FOLDER, PAIRS, FIGURES = "reconstruction", "pairs.png", "figures.json"
 SHOWN = 8  # media that are measured and drawn
 HEARD = 4  # sounds that are written
 KINDS = ("image", "video", "audio")  # media that can be measured
+TRAINED = {"image": "image", "speech": "speech", "audio": "speech"}  # by modality: what to train
 LEAST_PSNR = 24.0  # dB; below it details of photos are gone
 MOST_MEL = 8.0  # dB; above it sounds are another sound
 AUDIBLE = -60.0  # dB below the loudest point
@@ -70,7 +71,7 @@ class Reconstruction:
         return f"{MEASURES[self.kind]} {self.mean:.1f} dB, {many}"
 
     def write(self, out: Path) -> Path:
-        """Draw originals above what was decoded, and write some sounds. Returns the picture."""
+        """Draw originals above what was decoded, and write some sounds. Returns the image."""
         folder = out / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         if self.kind == "audio":
@@ -80,8 +81,8 @@ class Reconstruction:
             drawn = [tuple(spectrogram_png(w, self.rate) for w in p) for p in self.pairs]
         else:
             drawn = [tuple(Image.fromarray(array) for array in pair) for pair in self.pairs]
-        put(folder / PICTURE, lambda part: sheet(drawn).save(part, format="PNG"))
-        return folder / PICTURE
+        put(folder / PAIRS, lambda part: sheet(drawn).save(part, format="PNG"))
+        return folder / PAIRS
 
 
 def sheet(pairs: list[tuple[Image.Image, ...]], gap: int = 4) -> Image.Image:
@@ -118,10 +119,13 @@ def reconstruct(encoder: Encoder, signals: list[Tensor]) -> Reconstruction | Non
 
 def limit_text(modality: str) -> str:
     """Say that a frontend is the limit of all models of its codes, and what helps."""
+    said = "the frontend is the limit: no model of its codes makes better media than these. "
+    kind = TRAINED.get(modality)
+    if kind is None:
+        return f"{said}--frontend takes another one"
     return (
-        "the frontend is the limit: no model of its codes makes better media than these. More"
-        " steps, codes or width help, or a frontend of your own media: gen train train/frontend"
-        f" data=MEDIA out=F frontend.modality={modality}"
+        f"{said}More steps, codes or width help, or a frontend of your own media: gen train"
+        f" train/frontend data=MEDIA out=F frontend.modality={kind}"
     )
 
 
@@ -134,11 +138,10 @@ def psnr(x: np.ndarray, y: np.ndarray) -> float:
 def mel_distance(x: np.ndarray, y: np.ndarray, rate: int) -> float:
     """Mean distance of the mel levels of two waves [n] in dB, where one of them is audible."""
     n = min(len(x), len(y))
-    both = np.concatenate([x[:n], y[:n]])  # levels are relative to the loudest point of both
-    levels = decibels(both, rate)
-    a, b = np.split(levels, 2, axis=1)
-    heard = np.maximum(a, b) > AUDIBLE
+    powers = np.stack([mel_power(wave[:n], rate) for wave in (x, y)])
+    levels = 10 * np.log10(np.maximum(powers, 1e-30) / max(powers.max(), QUIET))
+    heard = (levels > AUDIBLE).any(0)
     if not heard.any():
         return 0.0
-    clipped = (np.maximum(part, AUDIBLE)[heard] for part in (a, b))
-    return float(np.mean(np.abs(np.subtract(*clipped))))
+    clipped = np.maximum(levels, AUDIBLE)[:, heard]
+    return float(np.mean(np.abs(clipped[0] - clipped[1])))

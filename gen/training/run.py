@@ -25,20 +25,21 @@ from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
 from gen.training.data import TokenData, load_data, split
 from gen.training.frontend_tasks import make_frontend_task
-from gen.training.loop import LOG, Loop, processes
+from gen.training.loop import CHECKPOINT, LOG, Loop, processes
 from gen.training.media_data import load_media
 from gen.training.reconstruction import (
     FOLDER,
-    PICTURE,
+    PAIRS,
     SHOWN,
     Reconstruction,
     limit_text,
     reconstruct,
 )
 from gen.training.shards import read_folder, read_json
-from gen.training.tasks import MODEL, Written, make_task
+from gen.training.tasks import MODEL, Task, Written, make_task
 
 RUN, SAMPLES, CURVE = "run.json", "samples", "curve.svg"
+LEARNING = "learning"  # folder of the samples of earlier steps
 POINTS = 60  # of a curve, at most
 STYLE = (
     "<style>text{font-family:sans-serif;font-size:11px;fill:#374151}"
@@ -72,26 +73,41 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         open_run(out, config, data.mark)
     task = make_task(config, data)
     loop = Loop(task, config, len(data.tokens), accelerator)
-    rows = loop.run(say)
+    galleries: list[Path] = sorted((out / LEARNING).glob("step-*"))
+
+    def show() -> None:
+        if config.samples and config.sample_every and loop.step % config.sample_every == 0:
+            to = out / LEARNING / f"step-{loop.step:06d}"
+            made = make_samples(config, data, to, save(task, out))
+            galleries[:] = sorted({*galleries, made})
+        write_page(config, described(data), loop.rows, out, shown_samples(galleries))
+
+    rows = loop.run(say, show)
     if not accelerator.is_main_process:
         accelerator.wait_for_everyone()
         return {}
     validation = loop.measure()
-    try:
-        written = task.save(out)
-    except (OSError, SafetensorError) as error:
-        raise GenError(f"cannot write {out / MODEL}: {error}") from None
-    samples = make_samples(config, data, out, written)
-    page = write_page(config, described(data), rows, out, shown_samples(samples))
+    written = save(task, out)
+    if config.samples:
+        galleries.append(make_samples(config, data, out / SAMPLES, written))
+    page = write_page(config, described(data), rows, out, shown_samples(galleries))
     accelerator.wait_for_everyone()
     return {
         **written.folders,
         "page": str(page),
-        "steps": config.steps,
+        "steps": loop.step,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
         "use": command(data, written, config.samples),
     }
+
+
+def save(task: Task, out: Path) -> Written:
+    """Write what was trained up to now. Raises ``GenError`` if it cannot."""
+    try:
+        return task.save(out)
+    except (OSError, SafetensorError) as error:
+        raise GenError(f"cannot write {out / MODEL}: {error}") from None
 
 
 def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
@@ -159,12 +175,12 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
         assert made is not None, "images and sounds can be measured"
         task.model.train()
         source = made.write(out).relative_to(out).as_posix()
-        picture = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
-        return write_page(config, about, loop.rows, out, picture), made
+        shown = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
+        return write_page(config, about, loop.rows, out, shown), made
 
     rows = loop.run(say, show)
     validation, written, (page, made) = loop.measure(), task.save(out), show()
-    say(f"{made}: {page.parent / FOLDER / PICTURE}")
+    say(f"{made}: {page.parent / FOLDER / PAIRS}")
     if made.is_limit:
         say(limit_text(asked.modality))
     words = ["gen", "encode", asked.modality, config.data, "--frontend", written.model, "--out"]
@@ -180,7 +196,8 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
 
 
 def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
-    """Write the settings of a run into a new or empty folder, or find the same ones there.
+    """Write the settings of a run into a new or empty folder, or find the same ones there. Those of
+    a run that has no checkpoint are replaced.
 
     Raises:
         GenError: the folder holds something else, or another run.
@@ -195,11 +212,13 @@ def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
     if path.is_file():
         there = read_json(path)
         changed = sorted(k for k in {*there, *mine} if there.get(k) != mine.get(k))
-        if changed:
+        if changed and (out / CHECKPOINT).is_file():
             raise GenError(
                 f"{out} holds another run, which differs in {', '.join(changed)}; expected a new"
                 " or empty folder"
             )
+        if changed:  # it failed before its first checkpoint
+            put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
         sweep_temporaries(out)
         return
     if out.is_dir() and any(out.iterdir()):
@@ -211,21 +230,17 @@ def open_run(out: Path, config: TrainingConfig, mark: str) -> None:
     put_text(path, json.dumps(mine, ensure_ascii=False, indent=1) + "\n")
 
 
-def make_samples(
-    config: TrainingConfig, data: TokenData, out: Path, written: Written
-) -> Path | None:
-    """Decode the prompts of ``samples`` with the trained model, as a job with its own gallery."""
-    if not config.samples:
-        return None
+def make_samples(config: TrainingConfig, data: TokenData, out: Path, written: Written) -> Path:
+    """Decode the prompts of ``samples`` with a model, as a job with its own gallery in ``out``."""
     tree = {
         "modality": data.manifest["modality"],
         **written.load,
         "prompts": list(config.samples),
         "seed": config.seed,
-        "out": str(out / SAMPLES),
+        "out": str(out),
     }
     run_job(make_job(tree, where="the samples of the run"))
-    return out / SAMPLES
+    return out
 
 
 def curve(rows: list[dict[str, Any]]) -> str:
@@ -262,15 +277,18 @@ def described(data: TokenData) -> str:
     return f"{data.manifest['samples']} samples of {escape(data.manifest['modality'])}"
 
 
-def shown_samples(samples: Path | None) -> str:
-    """Return the samples of a run as HTML."""
-    if samples is None:
-        return ""
-    images = "".join(
-        f'<img src="{SAMPLES}/{p.name}" alt="" width="128">'
-        for p in sorted(samples.glob("*.png"))[:24]
-    )
-    return f'<h2>Samples</h2><p>{images}</p><p><a href="{SAMPLES}/index.html">gallery</a></p>'
+def shown_samples(galleries: list[Path]) -> str:
+    """Return the samples of a run as HTML, the latest ones first."""
+    parts = []
+    for folder in reversed(galleries):
+        source = SAMPLES if folder.name == SAMPLES else f"{LEARNING}/{folder.name}"
+        title = "Samples" if folder.name == SAMPLES else f"Samples, {folder.name}"
+        images = "".join(
+            f'<img src="{source}/{p.name}" alt="" width="128">'
+            for p in sorted(folder.glob("*.png"))[:24]
+        )
+        parts.append(f'<h2>{title}</h2><p>{images}</p><p><a href="{source}/index.html">gallery</a>')
+    return "".join(parts)
 
 
 def write_page(

@@ -91,7 +91,9 @@ class Survey:
             if lengths:
                 parts.append(f"{spread(lengths)} s, {sum(lengths) / 60:.1f} minutes in all")
             unit = "Hz" if self.kind == AUDIO else "frames per second"
-            parts.append(counted([f"{h.rate:g}" for h in found], "other rates") + f" {unit}")
+            rates = [f"{h.rate:g}" for h in found if h.rate]
+            if rates:
+                parts.append(f"{counted(rates, 'other rates')} {unit}")
         if self.kind == AUDIO:
             parts.append(counted([plural(h.channels, "channel") for h in found], "others"))
         traits = Counter(trait for h in found for trait in h.traits)
@@ -191,7 +193,7 @@ def _header(read: Any, path: Path) -> Header:
     try:
         return read(path)
     except Exception as error:  # what a reader of headers raises is open
-        return Header(error=describe(error))
+        return Header(error=describe(error).replace(f" {path} ", " "))
 
 
 def _image(path: Path) -> Header:

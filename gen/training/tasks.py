@@ -23,15 +23,8 @@ from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
 from gen.modalities.text_encoder import STATED, padded
 from gen.models.load.digest import digest_of
 from gen.models.load.libraries import LOADING, transformers
-from gen.models.load.locate import (
-    config_field,
-    locate,
-    quiet,
-    read_config,
-    readable,
-    save_model,
-    zoo,
-)
+from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
+from gen.models.load.networks import config_field
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.nets.grid_states import GridStatesConfig, GridStatesForCausalLM
 from gen.recipes.common.grid_models import (
@@ -112,8 +105,27 @@ class GridTask(Task):
             made.config.conditions = self.data.captions.kind
         elif is_new:
             made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
+        self._keep_rate(made.config)
         made.config.architectures = [type(made).__name__]
         return made
+
+    def _keep_rate(self, config: GridLlamaConfig) -> None:
+        """Note the samples per second of a codec of another rate than the modality's.
+
+        Raises:
+            GenError: the model would speak the language of the modality, whose checker has its own
+                rate.
+        """
+        encoder = self.data.encoder
+        if not encoder.frontend.rate or encoder.frontend.rate == encoder.modality.rate:
+            return
+        if config.conditions == BUILT_IN:
+            raise GenError(
+                f"the codec {encoder.name} has {encoder.frontend.rate} samples per second, and the"
+                f" built-in language of {encoder.modality.name} goes with {encoder.modality.rate};"
+                " expected gen encode --tokenizer own"
+            )
+        config.sampling_rate = encoder.frontend.rate
 
     def _new(self, asked: NewModel) -> GridLlamaForCausalLM:
         """Create a model of the data's grid, codes and captions, or of the modality's prompt."""

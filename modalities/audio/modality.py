@@ -19,8 +19,9 @@ from gen.media.muxed import write_sounding_mp4
 from gen.modalities.audio import balls, captions, checker, prompts
 from gen.modalities.audio.states import ROWS, SoundCondition, sound_states
 from gen.modalities.grid_base import GridModality
-from gen.models.load.locate import ZOO, config_field, locate, read_config
-from gen.tokenizers.audio.bands import Bands
+from gen.models.load.locate import ZOO, locate, read_config
+from gen.models.load.networks import config_field
+from gen.tokenizers.audio.codecs import open_codec
 
 SCALE = 16  # pixels per pixel of a saved clip
 
@@ -64,6 +65,7 @@ class AudioModality(GridModality):
     unconditional = prompts.UNCONDITIONAL
     layout_name, layout_params = "flatten", {"order": "time_major", "vocabulary": "offset"}
     streams = True
+    rate = balls.RATE
 
     def parse(self, condition: Condition) -> SoundCondition:
         condition.require(self.accepts, f"modality {self.name!r}", self.most)
@@ -126,39 +128,40 @@ class AudioModality(GridModality):
         return prompts.sound_words(condition.tiles, condition.caption)
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        return Bands.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
+        return open_codec(folder or ZOO / self.frontends[kind], device, dtype)
 
     def complete(self, media: np.ndarray, condition: SoundCondition) -> np.ndarray | SoundTrack:
         if condition.clip is None:
             return media
         return SoundTrack(media, prompts.clip_frames(condition.clip))
 
-    def whole_frames(self, media: Any, frontend: Bands) -> np.ndarray:
+    def whole_frames(self, media: Any, frontend: TokenFrontend) -> np.ndarray:
         wave = np.asarray(media)
         if wave.ndim != 1 or not np.issubdtype(wave.dtype, np.floating):
             raise GenError(
                 f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected floats"
-                f" [n], one channel at {balls.RATE} Hz"
+                f" [n], one channel at {self.rate} Hz"
             )
-        frames = len(wave) // frontend.hop
+        frame = frontend.config.compression[0]
+        frames = len(wave) // frame
         if not frames:
             raise GenError(
-                f"the wave to continue has {len(wave)} samples; expected at least {frontend.hop} at"
-                f" {balls.RATE} Hz, one frame"
+                f"the wave to continue has {len(wave)} samples; expected at least {frame} at"
+                f" {self.rate} Hz, one frame"
             )
-        return wave[: frames * frontend.hop]
+        return wave[: frames * frame]
 
     def save(self, media: np.ndarray | SoundTrack, path: Path, info: dict[str, Any]) -> None:
-        write_sound(path, np.asarray(media), balls.RATE, info)
+        write_sound(path, np.asarray(media), self.rate, info)
 
     def save_also(self, media: np.ndarray | SoundTrack, path: Path, info: dict[str, Any]) -> None:
         """Write an MP4 with the sound: its clip, or bars of the bands where there was none."""
         wave = np.asarray(media)
         frames = media.frames if isinstance(media, SoundTrack) else bars(wave)
-        write_sounding_mp4(path, frames, balls.FPS, wave, balls.RATE, info, scale=SCALE)
+        write_sounding_mp4(path, frames, balls.FPS, wave, self.rate, info, scale=SCALE)
 
     def load(self, path: Path) -> np.ndarray:
-        return read_wav(path, balls.RATE)
+        return read_wav(path, self.rate)
 
     def check(self, media: np.ndarray | SoundTrack, prompt: str) -> Verdict:
         return checker.check(np.asarray(media), self._stated(prompt))

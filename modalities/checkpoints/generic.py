@@ -38,7 +38,7 @@ from gen.modalities.open_vocabulary import FreeImage, FreeVideo
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.models.load.pretrained import pretrained
 from gen.models.published.mapped_masked import MappedMaskedLM
 

@@ -19,7 +19,7 @@ from gen.models.load.generation_config import (
     sampling_of,
     warn_of_missing,
 )
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 ANSWER = 128  # positions of an answer by default
 POSITIONS = "max_position_embeddings"

@@ -24,7 +24,8 @@ from gen.modalities.image import captions as shapes
 from gen.modalities.image import checker as shapes_check
 from gen.modalities.image import instructions
 from gen.modalities.image.reading import shape_reader
-from gen.models.load.locate import ZOO, config_field, read_config
+from gen.models.load.locate import ZOO, read_config
+from gen.models.load.networks import config_field
 from gen.tokenizers.image.kl import KL
 from gen.tokenizers.image.scale_vq import ScaleVQ, scale_space
 from gen.tokenizers.image.vq import VQ

@@ -27,8 +27,9 @@ from gen.modalities.speech import translation as spoken_translation
 from gen.modalities.speech.phones import SLOTS, SpokenPhones, TranslatedSpeech
 from gen.modalities.speech.translation import SpokenSource, source_tokens
 from gen.modalities.text import translation
-from gen.models.load.locate import ZOO, config_field
-from gen.tokenizers.audio.mimi import Mimi
+from gen.models.load.locate import ZOO
+from gen.models.load.networks import config_field
+from gen.tokenizers.audio.codecs import open_codec
 
 CODEC = "speech-codec"  # zoo folder of the codec
 TRANSLATION = "speech-translation"  # of the model that translates
@@ -66,6 +67,7 @@ class SpeechModality(GridModality):
     unconditional = spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY))[0].tolist()
     layout_name, layout_params = "flatten", {"order": "time_major", "vocabulary": "offset"}
     streams = True
+    rate = spoken.RATE
 
     def condition(self, prompt: str) -> spoken.Utterance:
         try:
@@ -114,7 +116,7 @@ class SpeechModality(GridModality):
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
         if folder is not None and folder.name == TRANSLATION_TOKENS:
             return SpokenPhones.from_pretrained(folder, device)
-        return Mimi.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
+        return open_codec(folder or ZOO / self.frontends[kind], device, dtype)
 
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         if config_field(config, "vertices_per_word") is None:
@@ -158,7 +160,7 @@ class SpeechModality(GridModality):
         if wave.ndim != 1 or not np.issubdtype(wave.dtype, np.floating):
             raise GenError(
                 f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected floats"
-                f" [n], one channel at {spoken.RATE} Hz"
+                f" [n], one channel at {self.rate} Hz"
             )
         if not np.isfinite(wave).all():
             raise GenError(
@@ -168,7 +170,7 @@ class SpeechModality(GridModality):
         if not frames:
             raise GenError(
                 f"the wave to continue has {len(wave)} samples; expected at least {frontend.frame}"
-                f" at {spoken.RATE} Hz, one frame"
+                f" at {self.rate} Hz, one frame"
             )
         return wave[: frames * frontend.frame]
 
@@ -179,10 +181,10 @@ class SpeechModality(GridModality):
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
         if isinstance(media, TranslatedSpeech):
             info = {**info, "words": " ".join(media.words)}
-        write_sound(path, media, spoken.RATE, info)
+        write_sound(path, media, self.rate, info)
 
     def load(self, path: Path) -> np.ndarray:
-        return read_wav(path, spoken.RATE)
+        return read_wav(path, self.rate)
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
         if not prompt or translation.is_translation(prompt):

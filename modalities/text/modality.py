@@ -31,7 +31,8 @@ from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text import translation
 from gen.modalities.text.description import check_description, description_of, prompt_of
 from gen.modalities.text.parallel import oracle_boards
-from gen.models.load.locate import ZOO, config_field
+from gen.models.load.locate import ZOO
+from gen.models.load.networks import config_field
 from gen.tokenizers.text.words import TextWords
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -91,6 +93,22 @@ def test_a_file_gives_the_logits_and_tokens_of_the_model(kind, quantized, tied, 
     want = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
     want = want[0, len(prompt) :]
     assert made[0][0, : len(want)].tolist() == want.tolist()
+
+
+def test_a_gpt2_of_any_length_and_with_or_without_a_table_of_its_own_for_logits(tmp_path):
+    torch.manual_seed(3)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=48)
+    model = GPT2LMHeadModel(config).eval().requires_grad_(False)
+    for p in model.parameters():
+        p.add_(0.1 * torch.randn_like(p))
+    table, ids = model.transformer.wte.weight.clone(), torch.tensor([[1, 9, 30, 7, 55]])
+    want = {None: table, "same": table, "other": table + torch.randn_like(table)}
+    states = model.double().transformer(ids).last_hidden_state
+    for name, output in want.items():
+        file = tmp_path / f"{name}.gguf"
+        pipe = load(tiny_gguf.write_gpt2(model, file, None if name is None else output))
+        assert (logits(pipe, ids) - states @ output.double().T).abs().max() < 1e-6
+    assert pipe(PROMPTS, sampler="prompt_lookup", **GREEDY).tokens.shape[1] == 6
 
 
 def test_the_tokenizer_is_the_one_of_the_file(tmp_path):

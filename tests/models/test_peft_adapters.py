@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounter
 
 from gen.core.errors import GenError
 from gen.models.load.hub import HubOptions, NotCached
-from gen.models.load.peft_adapters import merge, read_adapter
-from gen.models.load.routed import route, router_of
+from gen.models.load.peft_adapters import merge, read_adapter, route
+from gen.models.load.routed import router_of
 from gen.store.ledger import read_rows
 
 FAMILIES = ["causal_lm", "qwen3", "chameleon", "llamagen"]

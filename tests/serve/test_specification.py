@@ -20,6 +20,7 @@ GOOD = {
     "/v1/audio/speech": {"model": "speech", "input": "three seven"},
     "/v1/completions": {"model": "text", "prompt": "sort 3 1 2 ="},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "sort 3 1 2 ="}]},
+    "/v1/responses": {"model": "text", "input": "sort 3 1 2 ="},
     "/v1/motions": {"model": "motion", "prompt": "a person walks forward"},
     "/v1/actions": {"model": "action", "prompt": "reach"},
     "/v1/videos": {"model": "video", "prompt": "a red square moves right"},

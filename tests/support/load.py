@@ -41,6 +41,7 @@ import psutil
 KEY = "the-key-of-the-load"
 PHASE_SECONDS = 1500.0  # at most, of one phase
 REQUEST_SECONDS = 600.0  # at most, of one request
+IDLE_SECONDS = 15.0  # of rest before memory is read: pages of ended requests go back within 1 s
 TEXTS = ("sort 3 1 2 =", "shuffle 5 2 8 0 1 =", "3 + 8 + 5 =", "sort 9 4 6 1 =")
 TEXT_SAMPLERS: tuple[Any, ...] = (
     "autoregressive",
@@ -413,11 +414,12 @@ class Load:
         ):
             self.wrong.append(f"drain: {dict(ended)}, exit status {status} after {took:.1f} s")
 
-    async def settled(self) -> None:
-        """Wait until nothing waits or runs."""
+    async def settled(self, idle: float = 0.0) -> None:
+        """Wait until nothing waits or runs, and ``idle`` seconds longer."""
         for _ in range(600):
             health = (await self.client.get("/health")).json()
             if health["waiting"] == health["running"] == 0:
+                await asyncio.sleep(idle)
                 return
             await asyncio.sleep(0.1)
         self.wrong.append(f"rows are stuck: {health}")
@@ -429,13 +431,13 @@ async def run(args: argparse.Namespace, server: Server) -> dict[str, Any]:
     async with load.client:
         await load.alone()
         await load.loaded(min(args.requests // 4, 300), args.clients)  # memory of many connections
-        await load.settled()
+        await load.settled(IDLE_SECONDS)
         load.outcomes.clear()
         load.seconds["load"].clear()
         before, began = server.memory, time.monotonic()
         await load.loaded(args.requests, args.clients)
         seconds = time.monotonic() - began
-        await load.settled()
+        await load.settled(IDLE_SECONDS)
         after = server.memory
         await load.bounds()
         await load.restart(args.lines)

@@ -79,6 +79,32 @@ def write(
     return file
 
 
+def write_gpt2(model, file: Path, output: torch.Tensor | None = None) -> Path:
+    """Write a GPT-2 of transformers; ``output``: a table of its own for the logits."""
+    config = model.config
+    writer = gguf.GGUFWriter(str(file), "gpt2")
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(4 * config.n_embd)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    add_tokenizer(writer, config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer)
+    for key, value in model.transformer.state_dict().items():
+        stem, _, ending = key.rpartition(".")
+        is_flipped = value.dim() > 1 and ".h." in f".{key}"  # Conv1D has inputs first
+        weight = (value.T if is_flipped else value).contiguous().float().numpy()
+        add(writer, f"{names.get_name('transformer.' + stem)}.{ending}", weight, False)
+    if output is not None:
+        add(writer, "output.weight", output.float().numpy(), False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
 def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
     words = vocabulary(size)
     unused = len(SPECIAL) + len(ALPHABET) + len(MERGES)

@@ -397,3 +397,67 @@ def test_a_clip_that_is_too_short_at_the_rate_of_the_model_is_refused_so(tmp_pat
     write_lossless(tmp_path / "media" / "fast.mkv", np.zeros((16, 32, 32, 3), np.uint8), 240)
     with pytest.raises(GenError, match="has 1x32x32; expected 16x32x32, frames at the model's"):
         encode_folder("video", tmp_path / "media", tmp_path / "D")
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "bucket"])
+def test_images_keep_their_aspect(fit, tmp_path):
+    """A disc stays one, in a frame that is cut, laid on white, or made for the folder."""
+    folder, size = tmp_path / "media", (320, 160)
+    folder.mkdir()
+    y, x = np.mgrid[: size[1], : size[0]]
+    disc = ((x - 160) ** 2 + (y - 80) ** 2 < 60**2)[..., None]
+    Image.fromarray(np.where(disc, [200, 0, 0], [0, 0, 90]).astype(np.uint8)).save(folder / "a.png")
+    encoder = load_encoder("image")
+    options = EncodeOptions(resize=fit)
+    fitted = encoding.fitting(encoder, options, encoding.Survey.of(
+        encoding.find_sources(folder, "image"), "image"
+    ))  # fmt: skip
+    with Image.open(folder / "a.png") as image:
+        made = np.asarray(fitted.fit(image.convert("RGB"), "a.png")[0]).astype(int)
+    assert made.shape[:2] == {"bucket": (44, 92)}.get(fit, (64, 64))
+    red = made[..., 0] - made[..., 2] > 60
+    white = made.min(-1) > 240
+    wide, high = red.any(0).sum(), red.any(1).sum()
+    assert abs(wide - high) <= 1 and high == pytest.approx(
+        {"pad": 24, "crop": 48}.get(fit, 34), abs=2
+    )
+    assert white.mean() == pytest.approx(0.5 if fit == "pad" else 0, abs=0.02)
+    squashed = np.asarray(Image.open(folder / "a.png").resize((64, 64))).astype(int)  # control
+    red = squashed[..., 0] - squashed[..., 2] > 60
+    assert red.any(1).sum() > 1.8 * red.any(0).sum()
+    manifest = encode_folder("image", folder, tmp_path / "D", options)
+    assert manifest["size"] == list(made.shape[:2]) and manifest["resize"] == fit
+
+
+def test_a_transcript_is_of_a_whole_sound_and_of_no_window(tmp_path):
+    wave = np.zeros(60_000, np.float32)
+    folder = own_media._keep("speech", tmp_path / "media", [(wave, "one two"), (wave, None)])
+    expected = (
+        r"lasts 3.75 s, and its transcript is of all of it; expected at most 2.4 s \(--size 60160"
+    )
+    with pytest.raises(GenError, match=expected):
+        encode_folder("speech", folder, tmp_path / "D", EncodeOptions(resize="crop"))
+    options = EncodeOptions(resize="crop", skip_unreadable=True)
+    manifest = encode_folder(
+        "speech", folder, tmp_path / "D", options
+    )  # the first try is no hurdle
+    assert manifest["shards"][0]["sources"] == ["1.wav#0", "1.wav#1"]
+    options = EncodeOptions(size="60160", resize="crop")
+    manifest = encode_folder("speech", folder, tmp_path / "E", options)
+    assert manifest["shards"][0]["sources"] == ["0.wav", "1.wav"] and manifest["grid"] == [94, 4]
+
+
+def test_a_first_try_that_failed_leaves_a_folder_for_the_next(images, tmp_path):
+    folder = shutil.copytree(images, tmp_path / "media")
+    Image.new("RGB", (80, 60)).save(folder / "wide.png")
+    with pytest.raises(GenError, match="wide.png has 60x80; expected 64x64"):
+        encode_folder("image", folder, tmp_path / "D", EncodeOptions(shard_items=2))
+    assert len([*(tmp_path / "D").glob("tokens-*")]) == 3  # those of the others
+    options = EncodeOptions(resize="crop")
+    encode_folder("image", folder, tmp_path / "D", options)
+    encode_folder("image", folder, tmp_path / "whole", options)
+    assert files_of(tmp_path / "D") == files_of(tmp_path / "whole")
+    with pytest.raises(GenError, match="another encoding, which differs in resize"):  # control
+        encode_folder("image", folder, tmp_path / "D", EncodeOptions(resize="pad"))
+    with pytest.raises(GenError, match="unknown resize 'croop'.* Did you mean 'crop'"):
+        encode_folder("image", folder, tmp_path / "E", EncodeOptions(resize="croop"))

@@ -29,7 +29,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.models.load.cache_argument import with_cache
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.pipeline.pipeline import Pipeline
 
 Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram

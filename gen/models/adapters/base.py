@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.lead import Mirrored
-from gen.models.load.weights import device_of
+from gen.models.load.networks import device_of
 
 
 class ModelAdapter(Mirrored):

@@ -36,7 +36,7 @@ from transformers.pytorch_utils import Conv1D
 from gen.core.errors import GenError
 from gen.models.adapters.masks import LayerMasks, hide
 from gen.models.adapters.slot_cache import SlotCache
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 QUERIES, SLOTS = 4, 512
 NAME = "gen_batch_invariant"  # attention implementation of transformers

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.models.load.transformers_compat import is_recurrent
 
 # tokens of each call, and how many of them each of two rows accepts: a prompt, drafts some of which

@@ -18,7 +18,7 @@ from gen.models.adapters.protocols import SharedModel
 from gen.models.adapters.wrapped_layers import WrappedLayer, with_wrapped
 from gen.models.draft_heads.layer_maps import Corrections, Repairs, Routers, TransferMaps
 from gen.models.draft_heads.longspec import LongSpecShape
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 NORM = "model.norm"
 

@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from gen.models.adapters import batch_invariant
 from gen.models.adapters.masks import CAUSAL, Mask
 from gen.models.adapters.windows import windows_of
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
 

@@ -38,7 +38,7 @@ from gen.models.adapters.windows import (
 )
 from gen.models.load.cache_argument import with_cache
 from gen.models.load.digest import digest_of
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gen.core.errors import GenError, bad_value
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 KEPT_LAYERS = "a share of the layers such as '1/2', or layers such as '0,2-3,7'"
 

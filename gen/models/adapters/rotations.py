@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.adapters.base import ModelAdapter
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 # their ``generate`` computes the keys of the whole text again where the angles change
 RECOMPUTES = "phi3", "phi4_multimodal", "phimoe"

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 

@@ -118,8 +118,10 @@ class GgufFile:
                 f"model {self.name}: transformers cannot read the GGUF architecture {kind!r}:"
                 f" {reason}"
             ) from None
+        if kind == "gpt2":  # read as n_ctx, which sizes nothing
+            config.n_positions = _value(self.header, f"{kind}.context_length")
         scaling = _value(self.header, f"{kind}.rope.scaling.type")
-        rotations = config.get_text_config().rope_parameters or {}
+        rotations = getattr(config.get_text_config(), "rope_parameters", None) or {}
         if scaling not in (None, "none") and rotations.get("rope_type", "default") == "default":
             raise GenError(
                 f"model {self.name}: {self.path} scales rotations ({kind}.rope.scaling.type"

@@ -128,11 +128,6 @@ def read_config(name: str | Path) -> dict:
         raise GenError(f"the config of model {name} cannot be read: {error}") from None
 
 
-def config_field(config: Any, name: str, default: Any = None) -> Any:
-    """Read a field of a model's config, a class of another library: not every one has it."""
-    return getattr(config, name, default)
-
-
 def model_kind(name: str | Path) -> str:
     """Return ``latents`` or ``codes``, by the config of a local model."""
     return "latents" if read_config(name).get("latent_channels") else "codes"

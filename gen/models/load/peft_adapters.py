@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,11 @@ from torch import Tensor, nn
 from gen.core.errors import GenError
 from gen.models.load.hub import HUB, HubOptions, snapshot_of
 from gen.models.load.locate import readable
+from gen.models.load.routed import LowRank, RoutedLinear, Router
 from gen.models.load.weights import SHOWN, Weights
 
 CONFIG, FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX, ENDS = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """Addition B A to the weight of a linear layer: A [r, in], and B [out, r] with the scale."""
-
-    a: Tensor
-    b: Tensor
 
 
 def read_adapter(folder: str | Path, hub: HubOptions = HUB) -> dict[str, LowRank]:
@@ -179,3 +171,27 @@ def merge(network: nn.Module, folder: str | Path, name: str, hub: HubOptions = H
     for layer, linear in layers.items():
         x, weight = additions[layer], linear.weight
         weight.copy_(weight.double() + (x.b @ x.a).to(weight.device))
+
+
+@torch.no_grad()
+def route(network: nn.Module, folders: Mapping[str, str], name: str, hub: HubOptions = HUB) -> None:
+    """Put adapters on a network, side by side.
+
+    Args:
+        network: the network, whose layers are replaced.
+        folders: folder of each adapter by name.
+        name: name of the model in messages.
+        hub: as of ``read_adapter``.
+
+    Raises:
+        GenError: an adapter cannot be read, or does not fit; the network is unchanged.
+    """
+    read = {key: read_adapter(folder, hub) for key, folder in folders.items()}
+    layers: dict[str, nn.Linear] = {}
+    for key, folder in folders.items():
+        layers |= layers_of(network, read[key], folder, name)
+    router = Router(tuple(folders))
+    for path, linear in layers.items():
+        owner, _, leaf = path.rpartition(".")
+        added = [read[key].get(path) for key in folders]
+        setattr(network.get_submodule(owner), leaf, RoutedLinear(linear, added, router))

@@ -10,16 +10,23 @@ changes no shape and compiles nothing anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
-from gen.models.load.hub import HUB, HubOptions
-from gen.models.load.peft_adapters import LowRank, layers_of, read_adapter
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Addition B A to the weight of a linear layer: A [r, in], and B [out, r] with the scale."""
+
+    a: Tensor
+    b: Tensor
 
 
 class Router:
@@ -95,30 +102,6 @@ class RoutedLinear(nn.Linear):
         x = input.flatten(1, -2) if input.dim() > 2 else input[:, None]
         added = torch.bmm(torch.bmm(x, self.a[index].mT), self.b[index].mT)
         return out + added.view(out.shape)
-
-
-@torch.no_grad()
-def route(network: nn.Module, folders: Mapping[str, str], name: str, hub: HubOptions = HUB) -> None:
-    """Put adapters on a network, side by side.
-
-    Args:
-        network: the network, whose layers are replaced.
-        folders: folder of each adapter by name.
-        name: name of the model in messages.
-        hub: as of ``read_adapter``.
-
-    Raises:
-        GenError: an adapter cannot be read, or does not fit; the network is unchanged.
-    """
-    read = {key: read_adapter(folder, hub) for key, folder in folders.items()}
-    layers: dict[str, nn.Linear] = {}
-    for key, folder in folders.items():
-        layers |= layers_of(network, read[key], folder, name)
-    router = Router(tuple(folders))
-    for path, linear in layers.items():
-        owner, _, leaf = path.rpartition(".")
-        added = [read[key].get(path) for key in folders]
-        setattr(network.get_submodule(owner), leaf, RoutedLinear(linear, added, router))
 
 
 def router_of(network: nn.Module) -> Router | None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun
 EDGE = 1 << 20  # bytes at both ends of a file that its digest reads

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.load.libraries import accelerate
-from gen.models.load.locate import config_field, readable
+from gen.models.load.locate import readable
 from gen.models.load.reads import PICKLES, note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
@@ -265,20 +265,6 @@ def fill(
         model = accelerate().dispatch_model(model, solved, offload_dir=folder)
     note_network(model)
     return model.eval().requires_grad_(False)
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Return the device that a network computes on: that of its first weights in memory.
-
-    A network whose weights are all offloaded computes where accelerate brings them, on the CPU.
-    """
-    first = None
-    for parameter in network.parameters():
-        if not parameter.is_meta:
-            return parameter.device
-        first = parameter if first is None else first
-    is_placed = config_field(network, "hf_device_map") is not None  # accelerate's mark
-    return torch.device("cpu") if first is None or is_placed else first.device
 
 
 def require_in_memory(network: nn.Module, beside: Iterable[str], name: str) -> None:

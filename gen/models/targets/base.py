@@ -17,7 +17,6 @@ from gen.core.errors import GenError
 from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.load.routed import Router
-from gen.models.targets.canvas_rule import CanvasRule, CanvasStates
 from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
 
@@ -196,8 +195,6 @@ class Target:
         legal: allowed tokens, bool [T, V], V up to the last one that is allowed anywhere.
         bias: number added to the logits of all positions, float [V]; None where it is nothing.
         cache: keys and values of the model; None where it has none.
-        canvas_rule: automaton of the space, where positions are filled in any order; None where
-            there is none.
         name: name of the model in messages; empty where nobody gave one.
         limits: tokens that each item may have, int64 [N], of rows that end with the eos token;
             None where all positions are every item's.
@@ -224,8 +221,7 @@ class Target:
         uncond_length: long [N]; None means P'.
 
     Raises:
-        GenError: positions are filled in any order and the constraint of the space is no automaton
-            (``gen.models.targets.canvas_rule``), or a sampling parameter cannot be honoured.
+        GenError: the constraint of the space or a sampling parameter cannot be honoured.
         ValueError: guidance without unconditional prompts.
     """
 
@@ -267,10 +263,12 @@ class Target:
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether any token has to be left out
         self.bias = token_bias(sampling, self.legal.shape[-1], space.vocab_size)
-        self.canvas_rule = None
-        if space.constraint is not None and not self.left_to_right:
-            banned = None if self.bias is None else self.bias == -torch.inf
-            self.canvas_rule, self._narrow = CanvasRule(space, banned), True
+        if space.constraint is not None:
+            self._constrain()
+
+    def _constrain(self) -> None:
+        """Take the constraint of the space. Raises ``GenError`` where it cannot be honoured."""
+        raise NotImplementedError
 
     def _require_controls(self, space: TokenSpace, sampling: SamplingParams) -> None:
         """Refuse sampling parameters that this target cannot honour, by name.
@@ -490,12 +488,6 @@ class Target:
             step: ``MaskedStep`` with its canvas view and, where the block schedule reads no
                 log-probabilities, its block progress.
         """
-
-    def canvases(self, canvas: Tensor) -> CanvasStates | None:
-        """Look at canvases, long [n, T], under the automaton of the space; None without one."""
-        if self.canvas_rule is None:
-            return None
-        return CanvasStates(self.canvas_rule, canvas, self.space.is_masked(canvas))
 
     def blank(self) -> Tensor:
         """Make the tokens of all items, [N, T(, C)], to be filled."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import BlockModel
-from gen.models.targets.base import StepOutput, Target
-from gen.models.targets.canvas_rule import CanvasStates
+from gen.models.targets.base import StepOutput
+from gen.models.targets.canvas_rule import AnyOrderTarget, CanvasStates
 
 
-class BlockTarget(Target):
+class BlockTarget(AnyOrderTarget):
     """Target of a block given the blocks before it.
 
     All rows are in the same block, so that none can take another item. ``known`` is the number of

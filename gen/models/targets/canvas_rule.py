@@ -18,6 +18,7 @@ from gen.contracts.constraint import Constraint
 from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.models.targets.base import Target
 
 
 class CanvasRule:
@@ -136,3 +137,23 @@ class CanvasStates:
         if not all(whole):
             allowed |= ~torch.tensor(whole, device=self.device)[:, None, None]
         return allowed & legal
+
+
+class AnyOrderTarget(Target):
+    """Target whose positions are filled in any order.
+
+    Attributes:
+        canvas_rule: automaton of the space; None where there is none.
+    """
+
+    canvas_rule: CanvasRule | None = None
+
+    def _constrain(self) -> None:
+        banned = None if self.bias is None else self.bias == -torch.inf
+        self.canvas_rule, self._narrow = CanvasRule(self.space, banned), True
+
+    def canvases(self, canvas: Tensor) -> CanvasStates | None:
+        """Look at canvases, long [n, T], under the automaton of the space; None without one."""
+        if self.canvas_rule is None:
+            return None
+        return CanvasStates(self.canvas_rule, canvas, self.space.is_masked(canvas))

@@ -73,6 +73,9 @@ class CausalTarget(Target):
         # positions that the prompt of each item brings into the cache, all branches together
         self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
 
+    def _constrain(self) -> None:
+        """Take the constraint, which is asked about the tokens before each position."""
+
     @property
     def is_history_dependent(self) -> bool:
         """True if allowed tokens or logits of a position are made of the tokens before it."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.targets.base import Target
+from gen.models.targets.canvas_rule import AnyOrderTarget
 
 
-class FramesTarget(Target):
+class FramesTarget(AnyOrderTarget):
     """Frame model with the start and the actions of each item.
 
     A prompt is the number of a start frame (``ModelAdapter.condition_token``), then one token per

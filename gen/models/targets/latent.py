@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gen.models.adapters.denoising_path import HeadDistribution, PathDistribution
 from gen.models.targets.base import StepOutput, Target
+from gen.models.targets.canvas_rule import AnyOrderTarget
 from gen.models.targets.causal import CausalTarget
 
 
@@ -48,7 +49,7 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
         return self._pair(out), None
 
 
-class MaskedLatentTarget(LatentTarget):
+class MaskedLatentTarget(LatentTarget, AnyOrderTarget):
     """Masked model of latents: a forward pass of a canvas [B, T, C], NaN at masked positions, gives
     conditioning vectors [B, T, H, D]."""
 

@@ -18,7 +18,7 @@ from gen.core.graphs import Graph
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.protocols import LatticeModel, SpokenLatticeModel
-from gen.models.targets.base import Target
+from gen.models.targets.canvas_rule import AnyOrderTarget
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Written(NamedTuple):
     num_computed_tokens: Tensor
 
 
-class LatticeTarget(Target):
+class LatticeTarget(AnyOrderTarget):
     """Target of one forward pass. All rows are in it, so that none can take another item.
 
     Attributes:

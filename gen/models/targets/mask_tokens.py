@@ -4,7 +4,7 @@ request allows tokens that nobody can read."""
 from __future__ import annotations
 
 from gen.core.errors import GenError
-from gen.models.load.locate import config_field
+from gen.models.load.networks import config_field
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import language_model
 

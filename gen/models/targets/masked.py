@@ -11,10 +11,11 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import AdjustableModel, MaskedModel
 from gen.models.targets.base import StepOutput, Target
+from gen.models.targets.canvas_rule import AnyOrderTarget
 from gen.models.targets.hidden import AdjustableCanvas, AdjustableOutput
 
 
-class MaskedTarget(Target):
+class MaskedTarget(AnyOrderTarget):
     """Masked model with the prompts of its items.
 
     The canvas stands right behind each row's own prompt: prompts that are shorter than the longest

@@ -19,10 +19,11 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import ScalesModel, ScalesState
-from gen.models.targets.base import StepOutput, Target
+from gen.models.targets.base import StepOutput
+from gen.models.targets.canvas_rule import AnyOrderTarget
 
 
-class ScalesTarget(Target):
+class ScalesTarget(AnyOrderTarget):
     """Target of one scale after the other. All rows are in the same scale, so that none can take
     another item.
 

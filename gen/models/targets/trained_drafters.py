@@ -25,7 +25,8 @@ from gen.core.errors import GenError, unknown
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import LayeredModel, SharedModel
 from gen.models.draft_heads import DRAFTER
-from gen.models.load.locate import config_field, readable, zoo
+from gen.models.load.locate import readable, zoo
+from gen.models.load.networks import config_field
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
 

@@ -1,0 +1,192 @@
+"""Frontends of one's own media: trained, resumed, measured, and used by all that comes after."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import own_media
+import pytest
+import soundfile as sf
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import EncodecConfig, EncodecModel
+
+import gen
+from gen.__main__ import main
+from gen.core.errors import GenError
+from gen.training import loop as looping
+from gen.training.config import make_training
+from gen.training.encode import EncodeOptions, encode_folder
+from gen.training.frontend_tasks import FrontendTask
+from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr
+from gen.training.run import train
+from gen.training.shards import read_json
+
+KEYS = {"objective": "frontend", "batch_size": 2, "save_every": 2, "log_every": 2, "lr": 2e-3}
+FRONTENDS = {
+    "image": {"modality": "image", "start": "image-vq", "codes": 128},
+    "speech": {"modality": "speech", "start": "speech-codec", "codes": 128},
+}
+NEW = {
+    "image": {"modality": "image", "codes": 32, "factor": 8, "width": 16},
+    "speech": {"modality": "speech", "codes": 16, "streams": 2, "width": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("media")
+    return {name: own_media.FOLDERS[name](root / name, 6) for name in FRONTENDS}
+
+
+def config(media: Path, out: Path, frontend: dict, **more):
+    return make_training(
+        {**KEYS, "data": str(media), "out": str(out), "frontend": frontend, **more}, "here"
+    )
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(next((out / "model").glob("*.safetensors")))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_a_frontend_of_ones_own_serves_all_that_comes_after(name, media, tmp_path, capsys):
+    done = train(config(media[name], tmp_path / "F", FRONTENDS[name], steps=2), lambda text: None)
+    assert done["reconstruction"]["media"] == 1  # the held-out one
+    page = (tmp_path / "F" / "index.html").read_text()
+    assert f"{FOLDER}/{PAIRS}" in page and (tmp_path / "F" / FOLDER / PAIRS).is_file()
+    capsys.readouterr()
+    assert main(shlex.split(done["use"])[1:]) == 0  # as printed
+    tokens = tmp_path / "F-tokens"
+    manifest = read_json(tokens / "manifest.json")
+    assert manifest["frontend"]["name"] == done["model"] and manifest["samples"] == 6
+    assert manifest["reconstruction"]["media"] == 6
+    keys = {"model": {"width": 32, "layers": 1}, "batch_size": 2, "steps": 1}
+    out = tmp_path / "E"
+    train(make_training({**keys, "data": str(tokens), "out": str(out)}, "here"))
+    shutil.rmtree(tmp_path / "F")  # the model stands alone
+    prompt = next(media[name].glob("*.txt")).read_text().strip()
+    made = gen.load(name, str(out / "model"))(prompt, seed=0)
+    medium = made.images[0] if name == "image" else made.audios[0]
+    assert np.asarray(medium).shape[0] == (64 if name == "image" else 38_400)
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_killed_training_of_a_frontend_ends_with_the_same_weights(
+    name, media, tmp_path, monkeypatch
+):
+    """Behind the warm-up, when codes are in use; also the state of the codebooks goes on."""
+    update = looping.Loop._update
+
+    def dies(loop):
+        if loop.step == 5:
+            raise Killed
+        update(loop)
+
+    def run(out: str) -> dict[str, torch.Tensor]:
+        train(config(media[name], tmp_path / out, NEW[name], steps=6), lambda text: None)
+        return weights(tmp_path / out)
+
+    whole = run("whole")
+    for out in ("E", "control"):
+        monkeypatch.setattr(looping.Loop, "_update", dies)
+        with pytest.raises(Killed):
+            run(out)
+        monkeypatch.undo()
+    assert same(run("E"), whole)
+    monkeypatch.setattr(FrontendTask, "load_state", lambda task, state: None)
+    assert not same(run("control"), whole)
+
+
+@pytest.mark.slow
+def test_training_a_frontend_keeps_more_of_ones_own_media(tmp_path):
+    """Stripes are no shapes: the built-in frontend loses them."""
+    folder, rng = tmp_path / "media", np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(24):
+        ramp = np.arange(64) * rng.uniform(0.5, 1.2) + rng.uniform(0, 6)
+        level = 127 + 100 * np.sin(ramp)[:, None] * np.ones(64)
+        colour = rng.uniform(0.3, 1, 3)
+        Image.fromarray((level[..., None] * colour).astype(np.uint8)).save(folder / f"{number}.png")
+    before = encode_folder("image", folder, tmp_path / "D")["reconstruction"]
+    keys = {**FRONTENDS["image"], "codes": 64}
+    done = train(config(folder, tmp_path / "F", keys, steps=60, batch_size=8, save_every=60))
+    assert before["is_limit"] and done["reconstruction"]["mean"] > before["mean"] + 1.5
+
+
+def test_the_limit_of_a_frontend_is_said(media, tmp_path, capsys):
+    noise = tmp_path / "noise"
+    noise.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(noise / "a.png")
+    main(["encode", "image", str(noise), "--out", str(tmp_path / "D")])
+    assert "the frontend is the limit" in capsys.readouterr().err
+    main(["encode", "image", str(media["image"]), "--out", str(tmp_path / "E")])  # control
+    assert "the frontend is the limit" not in capsys.readouterr().err
+
+
+def test_distances_are_those_of_their_definitions():
+    flat = np.full((8, 8, 3), 100, np.uint8)
+    assert psnr(flat, flat) == 99.0
+    assert psnr(flat, flat + np.uint8(10)) == pytest.approx(20 * np.log10(25.5))
+    tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    assert mel_distance(tone, tone, 16_000) == 0
+    assert 0 < mel_distance(tone, tone / 2, 16_000) <= 20 * np.log10(2) + 1e-6
+
+
+def test_a_published_codec_of_another_rate_speaks_at_its_rate(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"num_filters": 4, "hidden_size": 16, "codebook_size": 16, "codebook_dim": 16}
+    codec = EncodecModel(
+        EncodecConfig(
+            **sizes, sampling_rate=24_000, upsampling_ratios=[8, 5, 4], target_bandwidths=[1.2],
+            num_lstm_layers=1, normalize=False, chunk_length_s=None,
+        )
+    )  # fmt: skip
+    codec.save_pretrained(tmp_path / "codec")
+    media = tmp_path / "media"
+    media.mkdir()
+    for number in range(3):
+        sf.write(media / f"{number}.wav", np.random.default_rng(number).uniform(-1, 1, 8000), 8000)
+    options = EncodeOptions(frontend=str(tmp_path / "codec"), size="4800", resize="crop")
+    manifest = encode_folder("speech", media, tmp_path / "D", options)
+    assert manifest["samples"] == 15  # a second at 24 kHz, in windows of 0.2 s
+    keys = {"model": {"width": 32, "layers": 1}, "batch_size": 2, "steps": 1}
+    train(make_training({**keys, "data": str(tmp_path / "D"), "out": str(tmp_path / "E")}, "here"))
+    out = gen.load("speech", str(tmp_path / "E" / "model"))("", seed=0)
+    assert out.audios[0].shape == (4800,)
+    out.save(tmp_path / "O")
+    assert sf.info(str(next((tmp_path / "O").glob("*.wav")))).samplerate == 24_000
+
+
+@pytest.mark.parametrize(
+    "frontend, message",
+    [
+        ({"modality": "motion"}, "unknown frontend.modality 'motion'"),
+        ({"factor": 3}, r"frontend.factor is 3 in here; expected one of \(2, 4, 8, 16\)"),
+        ({"width": 20}, "frontend.width is 20 in here; expected a multiple of 16"),
+        ({"start": "speech-codec"}, "frontend.start is 'speech-codec'; expected a VQModel"),
+        ({"modality": "speech", "start": "image-vq"}, "expected a codec such as 'speech-codec'"),
+        (
+            {"modality": "speech", "start": "speech-codec"},
+            "expected frontend.streams=4 frontend.co",
+        ),
+        ({"size": "50x50"}, "size is '50x50'; expected multiples of 4x4"),
+    ],
+)
+def test_what_is_no_frontend_is_refused(frontend, message, media, tmp_path):
+    name = frontend.get("modality", "image")
+    with pytest.raises(GenError, match=message):
+        train(config(media.get(name, tmp_path), tmp_path / "F", frontend, steps=1))
