@@ -7,18 +7,29 @@ There is no checker for such media, and ``check`` refuses.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gen.contracts.condition import Condition
-from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality, Verdict
+from gen.contracts.condition import CONDITION, Condition, Prompt
+from gen.contracts.modality import (
+    BUILT_IN,
+    CAPTIONS,
+    CONDITIONS,
+    NOTHING,
+    TEXT_ENCODER,
+    Binding,
+    Modality,
+    Verdict,
+)
 from gen.core.errors import GenError, cut
 from gen.modalities.audio.modality import AudioModality
 from gen.modalities.image.modality import ImageModality
 from gen.modalities.motion.modality import MotionModality
 from gen.modalities.speech.modality import SpeechModality
+from gen.modalities.text_encoder import STATED, TextEncoder
 from gen.modalities.video.modality import VideoModality
 from gen.tokenizers.text.trained import TrainedTokenizer
 
@@ -44,15 +55,23 @@ class OwnCaptions:
     slots: int
     words: int
     unconditional: list[int]
-    tokenizer: TrainedTokenizer | None = None
+    tokenizer: TrainedTokenizer | TextEncoder | None = None
 
     def __init__(self, name: str, config: Mapping[str, Any], folder: Path):
         self.model_name, self.folder = name, folder
         self.rate = config.get(SAMPLING_RATE) or self.rate
         if config[CONDITIONS] == CAPTIONS:
             self.tokenizer = TrainedTokenizer.from_folder(folder)
+        elif config[CONDITIONS] == TEXT_ENCODER:
+            self.tokenizer = TextEncoder.of_model(name, folder, config[STATED])
+        if self.tokenizer is not None:
             self.slots, self.words = config["prefix_length"], 1 + self.tokenizer.size
             self.unconditional = [EMPTY] * self.slots
+
+    @property
+    def text_encoder(self) -> TextEncoder | None:
+        """Text encoder that reads the prompts, if any."""
+        return self.tokenizer if isinstance(self.tokenizer, TextEncoder) else None
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -90,6 +109,21 @@ class OwnCaptions:
             return self.unconditional
         words = [1 + token for token in self.tokenizer.ids(condition)]
         return words + self.unconditional[len(words) :]
+
+    def bind(self, config: Any, frontend: Any, model_name: str) -> Binding:
+        """Bind a model whose prompts are tokens, or the states of a text encoder."""
+        binding, encoder = super().bind(config, frontend, model_name), self.text_encoder
+        if encoder is None:
+            return binding
+        nothing = [*binding.unconditional] if not callable(binding.unconditional) else []
+
+        def prompt(caption: str) -> list[int] | Prompt:
+            count = len(encoder.ids(caption))
+            if not count:
+                return nothing
+            return Prompt([CONDITION] * count + nothing[count:], caption, encoder)
+
+        return replace(binding, prompt=prompt)
 
     def prompt_sizes(self, config: Any) -> tuple[int, int]:
         return self.slots, self.words

@@ -23,6 +23,10 @@ def encode(args: argparse.Namespace) -> int:
         args.device,
         args.tokenizer,
         args.vocab_size,
+        args.copies,
+        args.text_encoder,
+        args.labels,
+        args.skeleton,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

@@ -21,8 +21,9 @@ from gen.core.tool_calls import ToolFormat
 
 # key of the config of a model of gen's own architectures: what it was trained with
 CONDITIONS = "conditions"
-# the language of the modality (where there is no key), captions of a tokenizer, or no condition
-BUILT_IN, CAPTIONS, NOTHING = "modality", "captions", "none"
+# the language of the modality (where there is no key), captions of a tokenizer or of a text
+# encoder, or no condition
+BUILT_IN, CAPTIONS, TEXT_ENCODER, NOTHING = "modality", "captions", "text_encoder", "none"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
 from gen.core.sampler import SamplerSpec
+from gen.modalities.own_captions import OwnCaptions
+from gen.modalities.text_encoder import BESIDE
 from gen.models.load.locate import ZOO, model_kind, save_model
 from gen.models.load.networks import config_field
 from gen.models.load.reads import ENDINGS, TEXTS
@@ -90,6 +92,10 @@ def _save_own(
     source = pipe.files(name).path
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
     save_model(model, work / source.name, max_shard_size=max_shard_size)
+    if isinstance(pipe.modality, OwnCaptions) and pipe.modality.text_encoder is not None:
+        inside = work / source.name / BESIDE
+        shutil.rmtree(inside, ignore_errors=True)  # its texts were copied with the model's
+        _copy_tree(pipe.modality.text_encoder.folder, inside, lambda p: True)
     kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
     protocols, _ = pipe.serves(name)

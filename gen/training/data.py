@@ -6,7 +6,7 @@ reads none of those before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class TokenData:
         tokens: long [T] of every sample.
         conditions: parts of every sample's condition, or None.
         captions: captions with a tokenizer of their own; None for the modality's language.
+        copies: long [T] of every sample's shifted copies, to train on beside it.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class TokenData:
     tokens: list[Tensor]
     conditions: list[dict[str, Any] | None]
     captions: Captions | None = None
+    copies: list[list[Tensor]] = field(default_factory=list)
 
     @property
     def mark(self) -> str:
@@ -67,13 +69,15 @@ def load_data(folder: str | Path) -> TokenData:
             f" {about['name']}, which has {encoder.digest} now; expected the same frontend"
         )
     captions = manifest.get("captions")
+    tokens, each = [t for s in shards for t in s.tokens], manifest.get("copies", 1)
     return TokenData(
         Path(folder),
         manifest,
         encoder,
-        [t for s in shards for t in s.tokens],
-        [c for s in shards for c in s.conditions],
+        tokens[::each],
+        [c for s in shards for c in s.conditions][::each],
         None if captions is None else Captions.read(Path(folder), captions),
+        [tokens[i + 1 : i + each] for i in range(0, len(tokens), each)] if each > 1 else [],
     )
 
 

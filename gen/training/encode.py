@@ -15,11 +15,13 @@ from torch import Tensor
 
 from gen.contracts.condition import Condition
 from gen.core.checks import check_int
-from gen.core.errors import GenError, cut_list, describe, unknown
+from gen.core.errors import GenError, bad_value, cut_list, describe, unknown
 from gen.core.files import put_text, sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
+from gen.modalities.text_encoder import TextEncoder
 from gen.tokenizers.text.trained import TrainedTokenizer
+from gen.training.copies import require_shiftable, shifted_copies
 from gen.training.fit import BUCKET, FITS, Size, bucket
 from gen.training.frontends import (
     Encoder,
@@ -28,7 +30,16 @@ from gen.training.frontends import (
     own_encoder,
     size_of,
 )
-from gen.training.prompts import AUTO, VOCAB_SIZE, Captions, Choice
+from gen.training.prompts import (
+    AUTO,
+    BUILT_IN,
+    STATES,
+    VOCAB_SIZE,
+    Captions,
+    Choice,
+    texts_of,
+    write_states,
+)
 from gen.training.reconstruction import (
     FIGURES,
     FOLDER,
@@ -79,6 +90,13 @@ class EncodeOptions:
             ``own``, one that is trained on them; a folder with one; or ``auto``, one that is
             trained where the built-in language lacks most of them.
         vocab_size: most tokens of a tokenizer that is trained.
+        text_encoder: folder of a model whose states are the conditions, instead of a tokenizer.
+        labels: where labels are that stand for captions: ``folders``, or a field of
+            ``metadata.jsonl``; empty for captions.
+        skeleton: JSON file with the joint of BVH files for every joint of gen's; None for the usual
+            names.
+        copies: codes of every image or sound: those of the medium, and of copies that are shifted a
+            little (``gen.training.copies``).
     """
 
     frontend: str | None = None
@@ -89,6 +107,10 @@ class EncodeOptions:
     device: str = "cpu"
     tokenizer: str = AUTO
     vocab_size: int = VOCAB_SIZE
+    copies: int = 1
+    text_encoder: str | None = None
+    labels: str = ""
+    skeleton: str | None = None
 
 
 def encode_folder(
@@ -116,26 +138,29 @@ def encode_folder(
             kept), media of another size, or a folder that cannot be written.
     """
     options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
-    check_int("shard_items", options.shard_items, 1)
-    if options.resize not in ("", *FITS):
-        raise unknown("resize", options.resize, FITS)
+    check_options(options, modality)
     sources, encoder, size = prepare(modality, folder, options, progress)
-    choice = Choice.of(options.tokenizer, options.vocab_size, encoder, sources)
+    text_encoder = find_text_encoder(options, encoder, sources)
+    asked = options.tokenizer if text_encoder is None else BUILT_IN
+    choice = Choice.of(asked, options.vocab_size, encoder, sources)
     tokenizer = choice.tokenizer(dest, encoder, sources)
-    captions = None
+    reads, captions = text_encoder or tokenizer, None
     if tokenizer is not None and modality == "text":
         encoder = own_encoder(tokenizer, encoder)
-    elif tokenizer is not None:
-        captions = Captions.fitted(tokenizer, sources)
+    elif reads is not None:
+        captions = Captions.fitted(reads, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
+    if options.copies > 1:
+        about["copies"] = options.copies
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
     if note := open_folder(dest, plan):
         progress.note(note)
     sweep_temporaries(dest)
-    if tokenizer is not None:
-        tokenizer.save(dest)
-        progress.note(f"{describe_tokenizer(tokenizer, captions)}. {choice.reason}".rstrip(" ."))
-    work = Encoding(encoder, size, captions)
+    if reads is not None:
+        keep_reader(reads, captions, sources, dest)
+        progress.note(f"{describe_reader(reads, captions)}. {choice.reason}".rstrip(" ."))
+    skeleton = None if options.skeleton is None else read_json(Path(options.skeleton))
+    work = Encoding(encoder, size, captions, options.copies, skeleton)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
     reasons = {n: r for s in shards for n, r in s.skipped.items()}
@@ -150,6 +175,38 @@ def encode_folder(
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
 
 
+def check_options(options: EncodeOptions, modality: str) -> None:
+    """Raise ``GenError`` for numbers or names that no option has."""
+    check_int("shard_items", options.shard_items, 1)
+    check_int("copies", options.copies, 1)
+    if options.resize not in ("", *FITS):
+        raise unknown("resize", options.resize, FITS)
+    require_shiftable(modality, options.copies)
+    if options.skeleton is not None and modality != "motion":
+        raise bad_value("skeleton", options.skeleton, f"none for modality {modality!r}")
+
+
+def find_text_encoder(
+    options: EncodeOptions, encoder: Encoder, sources: list[Source]
+) -> TextEncoder | None:
+    """Return the text encoder that is asked for, if any.
+
+    Raises:
+        GenError: it cannot be read, a tokenizer is asked for as well, or the media have no
+            captions.
+    """
+    if options.text_encoder is None:
+        return None
+    if options.tokenizer != AUTO:
+        raise bad_value("tokenizer", options.tokenizer, "none beside a text encoder")
+    modality = encoder.modality
+    if modality.name == "text" or "observation" in modality.accepts:
+        raise bad_value("text_encoder", options.text_encoder, f"none for modality {modality.name}")
+    if not texts_of(sources):
+        raise GenError("no medium has a caption that a text encoder could read; expected some")
+    return TextEncoder(options.text_encoder)
+
+
 def prepare(
     modality: str, folder: str | Path, options: EncodeOptions, progress: Silent
 ) -> tuple[list[Source], Encoder, Size]:
@@ -160,7 +217,7 @@ def prepare(
         The sources, the encoder, and the size that media must have.
     """
     kind = modality_of(modality).media_kind
-    sources = find_sources(folder, modality)
+    sources = find_sources(folder, modality, options.labels)
     survey = Survey.of(sources, str(kind))
     for line in survey.lines():
         progress.note(line)
@@ -221,6 +278,7 @@ def make_plan(
     return {
         **about,
         "shard_items": options.shard_items,
+        **({} if options.skeleton is None else {"skeleton": sha256(Path(options.skeleton))}),
         "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
         "sources": [[s.name, s.condition] for s in sources],
     }
@@ -249,9 +307,25 @@ def describe_captions(captions: Captions | None) -> dict[str, Any]:
     return {} if captions is None else {"captions": captions.to_dict()}
 
 
-def describe_tokenizer(tokenizer: TrainedTokenizer, captions: Captions | None) -> str:
+def keep_reader(
+    reads: TrainedTokenizer | TextEncoder,
+    captions: Captions | None,
+    sources: list[Source],
+    dest: Path,
+) -> None:
+    """Write a tokenizer into the folder of an encoding, or the states of a text encoder."""
+    if isinstance(reads, TrainedTokenizer):
+        reads.save(dest)
+    elif captions is not None:
+        write_states(dest / STATES, reads, captions.fitting(sources))
+
+
+def describe_reader(reads: TrainedTokenizer | TextEncoder, captions: Captions | None) -> str:
     """Spell how captions or texts are read."""
-    size = f"byte-level tokenizer of {tokenizer.size} tokens"
+    if isinstance(reads, TextEncoder):
+        size = f"states of {reads.folder.name} ({reads.kind}), {reads.width} channels"
+    else:
+        size = f"byte-level tokenizer of {reads.size} tokens"
     if captions is None:
         return f"texts: {size}"
     return f"captions: {size}, prompts of {captions.slots}"
@@ -339,11 +413,15 @@ class Encoding:
         encoder: frontend of the media.
         size: size that media must have.
         captions: captions with a tokenizer of their own; None for the modality's language.
+        copies: samples of every medium, one behind the other.
+        skeleton: joint of BVH files for every joint of gen's; None for the usual names.
     """
 
     encoder: Encoder
     size: Size
     captions: Captions | None = None
+    copies: int = 1
+    skeleton: dict[str, str] | None = None
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -356,9 +434,9 @@ class Encoding:
                 out.skipped[source.name] = describe(error)
                 continue
             for name, condition, signal in found:
-                signals.append(signal)
-                out.sources.append(name)
-                out.conditions.append(condition)
+                signals += shifted_copies(signal, self.copies, name)
+                out.sources += [name] * self.copies
+                out.conditions += [condition] * self.copies
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
         out.read += len(sources)
@@ -370,7 +448,8 @@ class Encoding:
             GenError: the file cannot be read, or has another size or condition.
         """
         modality, rate = self.encoder.modality, self.encoder.frontend.rate
-        media = read_source(source, modality, self.encoder.horizon, bool(self.size.resize), rate)
+        resize, horizon = bool(self.size.resize), self.encoder.horizon
+        media = read_source(source, modality, horizon, resize, rate, self.skeleton)
         self._check_conditions(media)
         parts = []
         for medium in media:

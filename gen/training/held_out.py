@@ -104,7 +104,8 @@ def _causal(task: GridTask, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of sequences up to their end, and their lengths."""
     codes, device = task.codes[rows], next(task.model.parameters()).device
     ids = torch.cat([task.shape.codes + task.prompts[rows], codes[:, :-1]], 1).to(device)
-    logits = task.model(input_ids=ids, logits_to_keep=codes.shape[1], use_cache=False).logits
+    forward = task.given(task.model, rows)
+    logits = forward(input_ids=ids, logits_to_keep=codes.shape[1], use_cache=False).logits
     nats = F.cross_entropy(logits.double().cpu().flatten(0, 1), codes.flatten(), reduction="none")
     frontend = task.data.encoder.frontend
     end = task.modality.bind(task.model.config, frontend, "of the run").space.eos_token_id
@@ -127,7 +128,7 @@ def _masked(task: GridTask, rows: Tensor, draws: int) -> tuple[Tensor, Tensor]:
         masked = (at * total).long() + 1  # uniform in 1 ... T, spread over the draws
         hidden = torch.rand(count, total, generator=generator).argsort(1).argsort(1) < masked
         ids = torch.cat([words, codes.masked_fill(hidden, task.shape.mask)], 1).to(device)
-        out = task.model(
+        out = task.given(task.model, rows)(
             input_ids=ids, attention_mask=full, logits_to_keep=total + shift, use_cache=False
         )
         logits = out.logits[:, :total].double().cpu()

@@ -4,18 +4,30 @@ texts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
 from gen.contracts.condition import Condition
+from gen.contracts.modality import CAPTIONS, TEXT_ENCODER
 from gen.core.checks import check_int
 from gen.core.errors import GenError, cut
+from gen.core.files import put
 from gen.core.tables import plural
+from gen.modalities.text_encoder import STATED, TextEncoder
 from gen.tokenizers.text.trained import FILE, LEAST, TrainedTokenizer
 from gen.training.frontends import Encoder
 from gen.training.sources import Source
 
+STATES = "captions.safetensors"  # states of captions, of an encoding with a text encoder
 AUTO, BUILT_IN, OWN = "auto", "built-in", "own"
 VOCAB_SIZE = 2048
 MOST = 256  # tokens of a caption
@@ -120,21 +132,36 @@ class Captions:
     """Captions of token data as prompts of a fixed number of slots.
 
     Attributes:
-        tokenizer: their tokenizer.
+        tokenizer: their tokenizer, or the text encoder that reads them.
         slots: tokens of a prompt.
+        states: states of every caption by a text encoder, [n, width]; empty of a tokenizer.
     """
 
-    tokenizer: TrainedTokenizer
+    tokenizer: TrainedTokenizer | TextEncoder
     slots: int
+    states: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def encoder(self) -> TextEncoder | None:
+        """Text encoder that reads the captions, if any."""
+        return self.tokenizer if isinstance(self.tokenizer, TextEncoder) else None
+
+    @property
+    def kind(self) -> str:
+        """What a model's config says of such conditions."""
+        return CAPTIONS if self.encoder is None else TEXT_ENCODER
 
     @classmethod
-    def fitted(cls, tokenizer: TrainedTokenizer, sources: list[Source]) -> Self:
+    def fitted(cls, tokenizer: TrainedTokenizer | TextEncoder, sources: list[Source]) -> Self:
         """Return prompts with room for the longest caption, and for half more: words that the
         tokenizer has not seen take more tokens."""
         counts = [len(tokenizer.ids(text)) for text in texts_of(sources)]
         longest = max((n for n in counts if n <= MOST), default=1)
         slots = -(-(longest + longest // 2) // STEP) * STEP
-        return cls(tokenizer, max(ROOM, min(MOST, slots)))
+        most = MOST
+        if isinstance(tokenizer, TextEncoder):
+            most = min(MOST, tokenizer.most or MOST)
+        return cls(tokenizer, min(most, max(ROOM, slots)))
 
     @classmethod
     def read(cls, folder: Path, about: dict[str, Any]) -> Self:
@@ -147,6 +174,10 @@ class Captions:
         Raises:
             GenError: the tokenizer is missing, or another one.
         """
+        if STATED in about:
+            said = about[STATED]
+            encoder = TextEncoder(said["folder"], said["digest"])
+            return cls(encoder, about["slots"], read_states(folder / STATES))
         tokenizer = TrainedTokenizer.from_folder(folder)
         if tokenizer.digest != about["digest"]:
             raise GenError(
@@ -157,8 +188,14 @@ class Captions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a manifest says of captions."""
+        if self.encoder is not None:
+            return {STATED: self.encoder.to_dict(), "slots": self.slots}
         sizes = {"vocab_size": self.tokenizer.size, "slots": self.slots}
         return {"digest": self.tokenizer.digest, **sizes}
+
+    def fitting(self, sources: list[Source]) -> list[str]:
+        """Return the captions of sources that have no more tokens than a prompt."""
+        return [t for t in texts_of(sources) if len(self.tokenizer.ids(t)) <= self.slots]
 
     def check(self, parts: dict[str, Any]) -> None:
         """Raise ``GenError`` for a caption of more tokens than a prompt has."""
@@ -168,6 +205,36 @@ class Captions:
                 f"the caption {cut(parts['text'])!r} has {count} tokens; expected at most"
                 f" {self.slots}"
             )
+
+
+def write_states(path: Path, encoder: TextEncoder, texts: Iterable[str]) -> None:
+    """Write the states of captions, once each, unless the file holds them."""
+    texts = list(dict.fromkeys(" ".join(text.split()) for text in texts))
+    head = {"captions": json.dumps(texts, ensure_ascii=False), "digest": encoder.digest}
+    if path.is_file():
+        with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+            if file.metadata() == head:
+                return
+    states = [encoder.states(text) for text in texts]
+    tensors = {
+        "states": torch.cat(states).half(),
+        "lengths": torch.tensor([len(s) for s in states], dtype=torch.int32),
+    }
+    data = save(tensors, head)
+    put(path, lambda temporary: temporary.write_bytes(data))
+
+
+def read_states(path: Path) -> dict[str, Tensor]:
+    """Read what ``write_states`` wrote. Raises ``GenError`` if it cannot be read."""
+    try:
+        with safe_open(path, "pt") as file:
+            texts = json.loads((file.metadata() or {})["captions"])
+            flat, lengths = file.get_tensor("states"), file.get_tensor("lengths")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise GenError(
+            f"{path} cannot be read: {error}; the same gen encode makes it again"
+        ) from None
+    return dict(zip(texts, flat.float().split(lengths.tolist()), strict=True))
 
 
 def texts_of(sources: list[Source]) -> list[str]:

@@ -131,8 +131,9 @@ def train_drafter(config: TrainingConfig, say: Callable[[str], None]) -> dict[st
     """
     asked, given = config.drafter, None
     if config.data:
-        _, shards = read_folder(config.data)
+        manifest, shards = read_folder(config.data)
         found = [parts for shard in shards for parts in shard.conditions]
+        found = found[:: manifest.get("copies", 1)]
         parts = split(len(found), max(config.validation, 1 / len(found)), config.seed)
         drawn = [[found[i] for i in rows.tolist() if found[i] is not None] for rows in parts]
         given = Conditions(*drawn) if all(drawn) else None

@@ -158,12 +158,13 @@ def write_manifest(folder: Path, about: dict[str, Any], shards: Sequence[Shard])
     stale = {*folder.glob("tokens-*.safetensors"), *folder.glob("part-*.safetensors")} - {*files}
     for path in stale:  # of an encoding that was replaced before it was finished
         path.unlink()
+    copies = about.get("copies", 1)
     manifest = {
         "format": FORMAT,
         **about,
-        "samples": sum(len(s.tokens) for s in shards),
+        "samples": sum(len(s.tokens) for s in shards) // copies,
         "tokens": sum(len(t) for s in shards for t in s.tokens),
-        "captioned": sum(c is not None for s in shards for c in s.conditions),
+        "captioned": sum(c is not None for s in shards for c in s.conditions) // copies,
         "skipped": {name: reason for s in shards for name, reason in s.skipped.items()},
         "shards": [
             {

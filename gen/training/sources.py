@@ -18,17 +18,19 @@ from typing import Any
 import numpy as np
 
 from gen.contracts.modality import Modality
-from gen.core.errors import GenError, cut_list, shown
+from gen.core.errors import GenError, bad_value, cut_list, shown
 from gen.core.tables import plural
 from gen.media.audio import read_wav
 from gen.media.bounds import load_array, require_bytes
 from gen.media.containers import existing_file, require_package
+from gen.media.motion.bvh import read_bvh
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
 
 METADATA = "metadata.jsonl"
 CAPTION_KEYS = ("text", "prompt")
+FOLDERS = "folders"  # labels that are the names of folders
 SOUNDS = (*"wav flac mp3 ogg oga opus m4a aac aif aiff mka".split(),)
 SUFFIXES = {
     "image": (*"png webp jpg jpeg bmp tif tiff gif ppm pgm jp2 avif".split(),),
@@ -67,8 +69,14 @@ class Medium:
     condition: Parts | None
 
 
-def find_sources(folder: str | Path, modality: str) -> list[Source]:
+def find_sources(folder: str | Path, modality: str, labels: str = "") -> list[Source]:
     """List the media of a folder and its subfolders, by name.
+
+    Args:
+        folder: the media.
+        modality: their modality.
+        labels: where labels are that stand for captions: ``folders``, the name of the folder that a
+            medium lies in, or a field of the rows of ``metadata.jsonl``; empty for captions.
 
     Raises:
         GenError: no folder, no medium of the modality in it, or captions that cannot be read or
@@ -85,9 +93,11 @@ def find_sources(folder: str | Path, modality: str) -> list[Source]:
             f"{folder} holds {held}; expected media of modality {modality!r}:"
             f" .{', .'.join(SUFFIXES[modality])}"
         )
+    if labels and modality in ("text", "action"):
+        raise bad_value("labels", labels, f"none for modality {modality!r}")
     if modality == "text":
         return [s for path in media for s in _lines(path, root)]
-    captions = _captions(root, media)
+    captions = _labels(root, media, labels) if labels else _captions(root, media)
     return [
         Source(n, p, condition=captions[n])
         for p, n in ((p, p.relative_to(root).as_posix()) for p in media)
@@ -146,15 +156,47 @@ def _captions(root: Path, media: list[Path]) -> dict[str, Parts | None]:
         if beside.is_file():
             found[name] = {"text": " ".join(_text(beside).split())}
     if (root / METADATA).is_file():
-        stated = _metadata(root / METADATA)
-        lost = [name for name in stated if name not in found]
-        if lost:
-            raise GenError(
-                f"{root / METADATA} names {plural(len(lost), 'file')} that are not there:"
-                f" {', '.join(cut_list(lost, 3))}"
-            )
-        found.update(stated)
+        found.update(_stated(root, names))
     return found
+
+
+def _labels(root: Path, media: list[Path], labels: str) -> dict[str, Parts | None]:
+    """Find the label of every medium by its name. Underscores stand for spaces.
+
+    Raises:
+        GenError: no medium has one.
+    """
+    names = [p.relative_to(root).as_posix() for p in media]
+    if labels == FOLDERS:
+        stated = {
+            n: p.parent.name if p.parent != root else "" for n, p in zip(names, media, strict=True)
+        }
+    else:
+        if not (root / METADATA).is_file():
+            raise GenError(
+                f"labels is {labels!r}, and there is no {root / METADATA} with such a field;"
+                f" expected it, or {FOLDERS!r}"
+            )
+        stated = {n: (c or {}).get("text", "") for n, c in _stated(root, names, (labels,)).items()}
+    found = {n: " ".join(stated.get(n, "").replace("_", " ").split()) for n in names}
+    if not any(found.values()):
+        fields = f"rows of {METADATA} with this field"
+        raise bad_value("labels", labels, "subfolders" if labels == FOLDERS else fields)
+    return {n: {"text": label} if label else None for n, label in found.items()}
+
+
+def _stated(
+    root: Path, names: Iterable[str], keys: tuple[str, ...] = CAPTION_KEYS
+) -> dict[str, Parts | None]:
+    """Read ``metadata.jsonl``. Raises ``GenError`` for a row of a file that is not there."""
+    stated, known = _metadata(root / METADATA, keys), {*names}
+    lost = [name for name in stated if name not in known]
+    if lost:
+        raise GenError(
+            f"{root / METADATA} names {plural(len(lost), 'file')} that are not there:"
+            f" {', '.join(cut_list(lost, 3))}"
+        )
+    return stated
 
 
 def _text(path: Path) -> str:
@@ -164,7 +206,8 @@ def _text(path: Path) -> str:
         raise GenError(f"the caption {path} cannot be read: {error}") from None
 
 
-def _metadata(path: Path) -> dict[str, Parts | None]:
+def _metadata(path: Path, keys: tuple[str, ...]) -> dict[str, Parts | None]:
+    """Read captions, or labels of a field, which may be numbers."""
     found: dict[str, Parts | None] = {}
     for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
@@ -175,7 +218,9 @@ def _metadata(path: Path) -> dict[str, Parts | None]:
             raise GenError(f"{path}, line {number} is no JSON: {error}") from None
         if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
             raise GenError(f"{path}, line {number} is {shown(row)}; expected a file_name")
-        text = next((row[key] for key in CAPTION_KEYS if row.get(key) is not None), None)
+        text = next((row[key] for key in keys if row.get(key) is not None), None)
+        if keys != CAPTION_KEYS and isinstance(text, (int, float)):
+            text = str(text)
         if text is not None and not isinstance(text, str):
             raise GenError(f"{path}, line {number} has the text {shown(text)}; expected a text")
         found[row["file_name"]] = None if text is None else {"text": text}
@@ -188,6 +233,7 @@ def read_source(
     horizon: int = 0,
     resize: bool = False,
     rate: int = 0,
+    skeleton: dict[str, str] | None = None,
 ) -> list[Medium]:
     """Read the media of one source.
 
@@ -197,6 +243,7 @@ def read_source(
         horizon: steps of a chunk of actions.
         resize: read clips of any size, and mix the channels of sounds.
         rate: samples per second of sounds; 0 for that of the modality.
+        skeleton: joint of a BVH file for every joint of gen's; None finds them by usual names.
 
     Returns:
         One medium; several chunks of an episode of actions, one behind the other.
@@ -213,6 +260,8 @@ def read_source(
         return _episode(source, horizon)
     if resize and modality.media_kind == "video":
         media = read_video(source.path, fps=modality.frame_rate)
+    elif skeleton is not None and suffix == ".bvh":
+        media = read_bvh(source.path, skeleton)
     elif rate and modality.media_kind == "audio":
         media = read_wav(source.path, rate, mix=resize)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.contracts.condition import Condition
+from gen.contracts.condition import CONDITION, Condition, Prompt
 from gen.contracts.frontend import codebook_digest
 from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality
 from gen.core.errors import GenError, bad_value
@@ -19,11 +20,13 @@ from gen.core.files import put_text
 from gen.media.containers import require_package
 from gen.modalities.grid_base import GridModality
 from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
+from gen.modalities.text_encoder import STATED, padded
 from gen.models.load.digest import digest_of
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
 from gen.models.load.networks import config_field
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.models.nets.grid_states import GridStatesConfig, GridStatesForCausalLM
 from gen.recipes.common.grid_models import (
     Run,
     Shape,
@@ -31,6 +34,7 @@ from gen.recipes.common.grid_models import (
     causal_loss,
     masked_loss,
     new_lm,
+    sizes_of,
 )
 from gen.tokenizers.text.hf_text import HFText
 from gen.tokenizers.text.trained import FILE, TrainedTokenizer
@@ -81,7 +85,8 @@ class GridTask(Task):
             shape.codebook_size,
             shape.mask_token_id - shape.codebook_size,
         )
-        self.codes, self.prompts, self.nothing = self._tensors()
+        self.codes, self.copies, self.prompts, self.nothing = self._tensors()
+        self.states = self._states()
         self.generator = torch.Generator()
         self._losses = self._make_losses()
 
@@ -97,7 +102,7 @@ class GridTask(Task):
         made.config.frontend = name
         made.config.codebook_digest = self.data.encoder.digest
         if self.data.captions is not None:
-            made.config.conditions = CAPTIONS
+            made.config.conditions = self.data.captions.kind
         elif is_new:
             made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
         self._keep_rate(made.config)
@@ -141,9 +146,17 @@ class GridTask(Task):
             share=self.config.share,
             tied=asked.tied,
         )
-        made = new_lm(Shape(grid, slots, codes, words), run)
+        shape = Shape(grid, slots, codes, words)
+        if captions is not None and captions.encoder is not None:
+            about = captions.encoder.to_dict()
+            config = GridStatesConfig(
+                state_size=about["width"], caption_encoder=about, **sizes_of(shape, run)
+            )
+            made: GridLlamaForCausalLM = GridStatesForCausalLM(config)
+        else:
+            made = new_lm(shape, run)
         if captions is not None:
-            made.config.conditions = CAPTIONS
+            made.config.conditions = captions.kind
         self.modality = self._modality(made.config, self.data.folder)
         return made
 
@@ -166,20 +179,24 @@ class GridTask(Task):
         """
         folder, objective = locate(name), self.config.objective
         found = read_config(name)
-        if not isinstance(folder, Path) or found.get("model_type") != GridLlamaConfig.model_type:
+        kinds = {
+            c.config_class.model_type: c for c in (GridLlamaForCausalLM, GridStatesForCausalLM)
+        }
+        cls = kinds.get(found.get("model_type", ""))
+        if not isinstance(folder, Path) or cls is None:
             kind = found.get("model_type") or "checkpoint of the hub"
             raise GenError(
                 f"model {name} is a {kind!r}, and the tokens of {self.data.folder} are those of"
                 f" {self.data.encoder.name}; expected a model of gen's own architecture, or"
                 " {width: ..., layers: ...}"
             )
-        config = GridLlamaConfig.from_pretrained(folder)
+        config = cls.config_class.from_pretrained(folder)
         config.causal = objective == "causal"
         config.block_length = self.config.block if objective == "block" else 0
         config.whole = objective == "block" and self.config.share < 1
         if objective != "masked":  # a masked model keeps what it is
             config.shifted = objective == "causal"
-        is_other = self._takes_other_captions(config, folder)
+        is_other = self._takes_other_captions(config, folder, name)
         if is_other:
             config.prefix_length, config.conditions = self.data.captions.slots, CAPTIONS
             config.mask_token_id = config.codebook_size + 1 + self.data.captions.tokenizer.size
@@ -191,12 +208,24 @@ class GridTask(Task):
             if is_other:
                 source = GridLlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
                 return with_other_captions(source, config)
-            return GridLlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+            return cls.from_pretrained(folder, config=config, dtype=torch.float32)
 
-    def _takes_other_captions(self, config: GridLlamaConfig, folder: Path) -> bool:
-        """Return whether a model has other prompts than the data's captions."""
+    def _takes_other_captions(self, config: GridLlamaConfig, folder: Path, name: str) -> bool:
+        """Return whether a model has other prompts than the data's captions.
+
+        Raises:
+            GenError: one of both has a text encoder that the other lacks.
+        """
         captions = self.data.captions
-        if captions is None:
+        mine = {} if captions is None or captions.encoder is None else captions.encoder.to_dict()
+        stated = config_field(config, STATED) or {}
+        if stated.get("digest") != mine.get("digest"):
+            raise GenError(
+                f"model {name} reads prompts with {stated.get('folder') or 'no text encoder'}, and"
+                f" the captions of {self.data.folder} are read with"
+                f" {mine.get('folder') or 'none'}; expected the same, or a new model"
+            )
+        if captions is None or mine:
             return False
         if config_field(config, CONDITIONS) != CAPTIONS or config.prefix_length != captions.slots:
             return True
@@ -221,13 +250,17 @@ class GridTask(Task):
 
     # --- data
 
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes [N, T], prompts [N, P] and unconditional prompts [N, P], long."""
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return codes [N, T], those of the samples and of their copies [N, K, T], prompts [N, P]
+        and unconditional prompts [N, P], long."""
         encoder, model = self.data.encoder, self.model.config
         binding = self.modality.bind(model, encoder.frontend, "of the run")
         total, end = binding.space.length, binding.space.eos_token_id
         rows = []
-        for tokens in self.data.tokens:
+        each = 1 + max(map(len, self.data.copies), default=0)
+        copies = self.data.copies or [[]] * len(self.data.tokens)
+        pairs = zip(self.data.tokens, copies, strict=True)
+        for tokens in (t for first, rest in pairs for t in (first, *rest)):
             if len(tokens) > total or (len(tokens) < total and end is None):
                 raise GenError(
                     f"the data of {self.data.folder} have sequences of {len(tokens)} tokens, and"
@@ -240,8 +273,31 @@ class GridTask(Task):
             without = binding.without(parsed)
             nothing.append(without)
             prompts.append(without if parsed is None else binding.prompt(parsed))
-        ids = [torch.tensor(p) - model.codebook_size for p in (prompts, nothing)]
-        return torch.stack(rows), ids[0], ids[1]
+        mark = model.vocab_size  # of a position that takes a state
+        plain = [
+            [mark if t == CONDITION else t for t in (p.tokens if isinstance(p, Prompt) else p)]
+            for p in prompts
+        ]
+        ids = [torch.tensor(p) - model.codebook_size for p in (plain, nothing)]
+        codes = torch.stack(rows).unflatten(0, (-1, each))
+        return codes[:, 0], codes, ids[0], ids[1]
+
+    def _states(self) -> Tensor | None:
+        """Return the states of prompts by a text encoder, [N, P, width]; None without one."""
+        captions = self.data.captions
+        if captions is None or captions.encoder is None:
+            return None
+        none = torch.zeros(0, self.model.config.state_size)
+        texts = ["" if c is None else " ".join(c["text"].split()) for c in self.data.conditions]
+        return padded([captions.states.get(text, none) for text in texts], captions.slots)
+
+    def given(self, forward: Any, rows: Tensor) -> Any:
+        """Return a forward pass that is given the states of some samples' prompts, if they have
+        any."""
+        if self.states is None:
+            return forward
+        device = next(self.model.parameters()).device
+        return partial(forward, states=self.states[rows].to(device))
 
     # --- loss
 
@@ -263,8 +319,12 @@ class GridTask(Task):
         words = torch.where(dropped, self.nothing[rows], self.prompts[rows])
         blocks, whole = self._losses
         chosen = torch.rand((), generator=self.generator) < self.config.share
-        batch = (words.to(device), self.codes[rows].to(device))
-        return (blocks if chosen else whole)(forward, batch)[0]
+        codes = self.codes[rows]
+        if self.model.training and self.copies.shape[1] > 1:
+            drawn = torch.randint(self.copies.shape[1], (len(rows),), generator=self.generator)
+            codes = self.copies[rows, drawn]
+        batch = (words.to(device), codes.to(device))
+        return (blocks if chosen else whole)(self.given(forward, rows), batch)[0]
 
     def save(self, out: Path) -> Written:
         save_model(self.model, out / MODEL)
@@ -272,7 +332,8 @@ class GridTask(Task):
             source = locate(self.data.encoder.name, "frontend")
             shutil.copytree(source, out / FRONTEND, dirs_exist_ok=True)
         if isinstance(self.modality, OwnCaptions) and self.modality.tokenizer is not None:
-            self.modality.tokenizer.save(out / MODEL)
+            if isinstance(self.modality.tokenizer, TrainedTokenizer):
+                self.modality.tokenizer.save(out / MODEL)
             put_text(out / MODEL / EXAMPLES, "".join(f"{text}\n" for text in self._examples()))
         return Written(str(out / MODEL))
 

@@ -33,6 +33,28 @@ def add_encode(commands: Commands) -> None:
             " the modality)"
         ),
     )
+    _add_captions(parser)
+    _add_sizes(parser)
+    parser.add_argument(
+        "--copies",
+        metavar="N",
+        type=int,
+        default=1,
+        help=(
+            "encode every image or sound N times, all but the first a little shifted: against"
+            " learning a small folder by heart (1)"
+        ),
+    )
+    parser.add_argument(
+        "--shard-items", metavar="N", type=int, default=256, help="files of a shard (256)"
+    )
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
+    add_json_flag(parser)
+    parser.set_defaults(resumable=True)
+
+
+def _add_captions(parser: ArgumentParser) -> None:
+    """Add what reads captions or texts."""
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
@@ -50,13 +72,20 @@ def add_encode(commands: Commands) -> None:
         default=2048,
         help="most tokens of a tokenizer that is trained (2048)",
     )
-    _add_sizes(parser)
     parser.add_argument(
-        "--shard-items", metavar="N", type=int, default=256, help="files of a shard (256)"
+        "--labels",
+        metavar="NAME",
+        default="",
+        help=(
+            "take labels for captions: folders (the name of the folder that a file lies in), or a"
+            " field of metadata.jsonl"
+        ),
     )
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="device (cpu)")
-    add_json_flag(parser)
-    parser.set_defaults(resumable=True)
+    parser.add_argument(
+        "--text-encoder",
+        metavar="FOLDER",
+        help="T5, CLIP or language model whose states of the captions condition the model",
+    )
 
 
 def _add_sizes(parser: ArgumentParser) -> None:
@@ -76,6 +105,11 @@ def _add_sizes(parser: ArgumentParser) -> None:
             " that fits the folder's; longer media are cut into windows, shorter ones filled,"
             " channels of sounds mixed"
         ),
+    )
+    parser.add_argument(
+        "--skeleton",
+        metavar="FILE",
+        help="JSON file with the joint of BVH files for each joint of gen's skeleton",
     )
     parser.add_argument(
         "--skip-unreadable",

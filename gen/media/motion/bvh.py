@@ -6,19 +6,21 @@ and every joint the rotation channels Z, Y, X, which mean ``R = Rz Ry Rx``: the 
 first to a column vector. Joints are written depth-first, as the format requires; the ends of head,
 feet and wrists are End Sites, for programs that draw a bone there.
 
-The reader accepts files of the same skeleton, with channels and siblings in any order. It refuses
-everything else, since a motion on other bones would need retargeting.
+The reader accepts files of the same skeleton, with channels and siblings in any order, and files of
+other skeletons (``gen.media.motion.retarget``), whose bones are laid on gen's.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from gen.core.errors import GenError, unknown
+from gen.media.motion.retarget import matched, retargeted
 from gen.media.motion.skeleton import (
     FPS,
     JOINTS,
@@ -95,12 +97,18 @@ def _offset(offset) -> str:
 # --- Reading
 
 
-def read_bvh(path: str | Path) -> Motion:
-    """Read a BVH file of this skeleton, in metres, at ``FPS`` frames per second.
+def read_bvh(path: str | Path, names: Mapping[str, str] | None = None) -> Motion:
+    """Read a BVH file of this skeleton, in metres, at ``FPS`` frames per second, or of another one
+    in any unit at any rate.
 
-    Raises ``GenError`` for a file that is missing, no BVH or truncated, and for another skeleton
-    (with its first deviating joint), other bone lengths, channels other than three rotations,
-    another frame time, a wrong number of frames, or NaN.
+    Args:
+        path: the file.
+        names: joint of the file for every joint of gen's; None finds it by the usual names.
+
+    Raises:
+        GenError: a file that is missing, no BVH or truncated, a skeleton whose joints are not
+            known, a wrong number of frames, or NaN; of this skeleton, a deviating joint, other bone
+            lengths, channels other than three rotations, or another frame time.
     """
     path = Path(path)
     where = f"BVH file {path}"
@@ -118,8 +126,16 @@ def read_bvh(path: str | Path) -> Motion:
     if not motion:
         raise GenError(f"{where} is cut off: it has no MOTION part")
     joints = _Hierarchy(hierarchy.split()[1:], where).joints
-    _require_skeleton(joints, where)
-    return _motion(joints, _frames(motion[0], sum(len(j.channels) for j in joints), where))
+    is_own = names is None and any(j.name in JOINTS for j in joints)
+    if is_own:
+        _require_skeleton(joints, where)
+    rows, seconds = _frames(motion[0], sum(len(j.channels) for j in joints), where)
+    if is_own:
+        _require_rate(seconds, where)
+        return _motion(joints, rows)
+    chosen = matched([j.name for j in joints], names, where)
+    positions = _positions(joints, rows, where)
+    return retargeted(np.stack([positions[chosen[j]] for j in JOINTS], 1), seconds, where)
 
 
 class _Hierarchy:
@@ -163,8 +179,6 @@ class _Hierarchy:
     def joint(self, parent: str | None) -> None:
         """Parse a joint and its descendants."""
         name = self.next("the name of a joint")
-        if name not in JOINTS:
-            raise unknown("joint", name, JOINTS, self.where)
         if name in [j.name for j in self.joints]:
             raise GenError(f"{self.where} has the joint {name} twice")
         self.word("{")
@@ -191,6 +205,9 @@ class _Hierarchy:
 def _require_skeleton(joints: list[_Joint], where: str) -> None:
     """Raise ``GenError`` unless the joints are those of this skeleton."""
     by_name = {j.name: j for j in joints}
+    for name in by_name:
+        if name not in JOINTS:
+            raise unknown("joint", name, JOINTS, where)
     for i, name in enumerate(JOINTS):
         if name not in by_name:
             raise GenError(
@@ -220,8 +237,17 @@ def _require_skeleton(joints: list[_Joint], where: str) -> None:
             )
 
 
-def _frames(text: str, width: int, where: str) -> np.ndarray:
-    """Parse the numbers after MOTION: float64 [frames, width]."""
+def _require_rate(seconds: float, where: str) -> None:
+    """Raise ``GenError`` for another frame time than that of gen's own files."""
+    if not abs(seconds - 1 / FPS) <= TIME_TOLERANCE:
+        raise GenError(
+            f"{where} has a frame time of {seconds:g}, {1 / seconds:.4g} frames per second;"
+            f" expected {1 / FPS:g}, {FPS} frames per second. Resample it first"
+        )
+
+
+def _frames(text: str, width: int, where: str) -> tuple[np.ndarray, float]:
+    """Parse the numbers after MOTION: float64 [frames, width], and the seconds of a frame."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     stated = re.fullmatch(r"Frames:\s*([0-9]{1,9})", lines[0]) if lines else None
     seconds = re.fullmatch(r"Frame Time:\s*(\S+)", lines[1]) if len(lines) > 1 else None
@@ -239,12 +265,8 @@ def _frames(text: str, width: int, where: str) -> np.ndarray:
         time = float(seconds[1])
     except ValueError:
         time = float("nan")
-    if not abs(time - 1 / FPS) <= TIME_TOLERANCE:
-        rate = f", {1 / time:.4g} frames per second" if time > 0 else ""
-        raise GenError(
-            f"{where} has a frame time of {seconds[1]}{rate}; expected {1 / FPS:g}, {FPS} frames"
-            " per second. Resample it first"
-        )
+    if not 0 < time < float("inf"):
+        raise GenError(f"{where} has a frame time of {seconds[1]}; expected {1 / FPS:g}")
     rows, count = lines[2:], int(stated[1])
     if not count:
         raise GenError(f"{where} states no frames; expected at least one")
@@ -271,7 +293,36 @@ def _frames(text: str, width: int, where: str) -> np.ndarray:
             f"{where} has NaN or infinity in frame {np.argwhere(~np.isfinite(out))[0][0]}; expected"
             " finite numbers"
         )
-    return out
+    return out, time
+
+
+def _positions(joints: list[_Joint], rows: np.ndarray, where: str) -> dict[str, np.ndarray]:
+    """Return the position [frames, 3] of every joint in the world, in the unit of the file.
+
+    Positions among the channels of a joint stand for its offset.
+    """
+    columns = iter(rows.T)
+    positions: dict[str, np.ndarray] = {}
+    frames: dict[str, np.ndarray] = {}
+    for joint in joints:
+        local = np.tile(joint.offset, (len(rows), 1))
+        turned = np.tile(np.eye(3), (len(rows), 1, 1))
+        for channel in joint.channels:
+            values = next(columns)
+            if channel in POSITIONS:
+                local[:, POSITIONS.index(channel)] = values
+            elif channel in ROTATIONS:
+                turned = turned @ axis_rotation(channel[0].lower(), np.radians(values))
+            else:
+                raise unknown(f"channel of {joint.name}", channel, (*POSITIONS, *ROTATIONS), where)
+        if joint.parent is None:
+            positions[joint.name], frames[joint.name] = local, turned
+        else:
+            above = frames[joint.parent]
+            moved = (above @ local[..., None])[..., 0]
+            positions[joint.name] = positions[joint.parent] + moved
+            frames[joint.name] = above @ turned
+    return positions
 
 
 def _motion(joints: list[_Joint], rows: np.ndarray) -> Motion:

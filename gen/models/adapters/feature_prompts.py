@@ -67,13 +67,26 @@ class FeaturePromptLM(_FeaturePrompts, CausalLM):
     """Causal language model whose prompts hold vectors."""
 
 
-class StatesMaskedLM(_FeaturePrompts, MaskedLM):
-    """Masked model of ``gen.models.nets.grid_states``, whose prompts are states."""
+class _StatesPrompts(_FeaturePrompts):
+    """Model of ``gen.models.nets.grid_states``, whose prompts are states."""
 
     model: GridStatesForCausalLM
 
     def _placed(self, ids: Tensor, positions: Tensor, vectors: Tensor) -> Tensor:
         return self.model.embed_prompted(ids, positions, vectors)
+
+
+class StatesMaskedLM(_StatesPrompts, MaskedLM):
+    """Masked model whose prompts are states."""
+
+
+class StatesLM(_StatesPrompts, CausalLM):
+    """Causal model whose prompts are states."""
+
+
+def causal_lm(model: torch.nn.Module) -> CausalLM:
+    """Return the adapter of a causal language model."""
+    return StatesLM(model) if isinstance(model, GridStatesForCausalLM) else CausalLM(model)
 
 
 def masked_lm(model: torch.nn.Module) -> MaskedLM:

@@ -22,14 +22,18 @@ from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 class GridStatesConfig(GridLlamaConfig):
     """``GridLlamaConfig`` plus the condition: ``state_size`` entries of a state, ``states_of``, the
     name of the model whose states they are, and ``states_digest``, the digest of its weights.
+    ``caption_encoder``: the same of a model of ``gen train``, as
+    ``gen.modalities.text_encoder`` writes it.
     """
 
     model_type = "gen_grid_states"
 
-    def __init__(self, state_size=96, states_of=None, states_digest=None, **kwargs):
+    def __init__(
+        self, state_size=96, states_of=None, states_digest=None, caption_encoder=None, **kwargs
+    ):
         super().__init__(**kwargs)
         self.state_size, self.states_of = state_size, states_of
-        self.states_digest = states_digest
+        self.states_digest, self.caption_encoder = states_digest, caption_encoder
 
 
 class GridStatesForCausalLM(GridLlamaForCausalLM):
@@ -56,8 +60,9 @@ class GridStatesForCausalLM(GridLlamaForCausalLM):
         """Run the model; ``states`` [B, P, S] are those of the first P positions."""
         if states is None:
             return super().forward(input_ids, position_ids, inputs_embeds, **kwargs)
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        positions = positions[None].expand_as(input_ids)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions = position_ids.expand_as(input_ids)
         padded = nn.functional.pad(states, (0, 0, 0, input_ids.shape[1] - states.shape[1]))
         more: dict[str, Any] = {"position_ids": positions, **kwargs}
         return super().forward(

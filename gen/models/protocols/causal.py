@@ -7,7 +7,8 @@ from typing import Any
 
 from gen.contracts.protocol import ModelProtocol
 from gen.core.registry import register
-from gen.models.adapters.language_models import CausalLatentLM, CausalLM
+from gen.models.adapters.feature_prompts import causal_lm
+from gen.models.adapters.language_models import CausalLatentLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.latent import CausalLatentTarget
 
@@ -17,7 +18,7 @@ class Causal(ModelProtocol):
     """Logits of the next positions given the tokens before them."""
 
     targets = {"codes": CausalTarget, "latents": CausalLatentTarget}
-    adapters = {"codes": CausalLM, "latents": CausalLatentLM}
+    adapters = {"codes": causal_lm, "latents": CausalLatentLM}
     left_to_right = True
     edits = True
     closed_form = "Causal"
