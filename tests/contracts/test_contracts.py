@@ -8,159 +8,29 @@ purpose.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from contract_bench import MASK, MASKED, ROWS, Bench, bench, canvas_of, model_for
-from contract_specs import NAMES, SPECS, STOPS, TRAINED, sampling_for
-from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, describe_guarantee, params, protocol_of, resolve_sampler
+from gen.core.sampler import Sampler, params, protocol_of, resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.core.stats import Stats, TraceStep
-from gen.core.token_space import GUARANTEES
 from gen.models.targets.causal import CausalTarget
+from gen.testing.contract import (
+    CHECKS,
+    PARTS,
+    check_declaration,
+    check_keys,
+    check_rows,
+    check_tokens,
+    check_traces,
+)
+from gen.testing.specs import NAMES, SPECS, STOPS, TRAINED, sampling_for
 
 # a spec gives only the parameters that its sampler reads
 pytestmark = pytest.mark.filterwarnings("error:sampler.*has no effect:UserWarning")
-
-# --- the checks
-
-
-def check_tokens(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
-    """Every place is filled with an id that may stand there. So not with the mask."""
-    tokens = run(sampler, sampling).tokens
-    assert tokens.shape == (ROWS, run.space.length) and tokens.dtype == torch.long
-    assert not bool((tokens == MASK).any()), "the mask was left in the output"
-    legal = run.space.legal[torch.arange(run.space.length), tokens]
-    assert bool(legal.all()), "an id stands where it is not legal"
-
-
-def check_rows(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
-    """A row is the same whether it is decoded in a batch or alone, and in any order."""
-    whole = run(sampler, sampling)
-    for rows in ([0], [3], [4, 1, 2]):
-        part = run(sampler, sampling, rows)
-        assert torch.equal(part.tokens, whole.tokens[rows]), "a row depends on its batch"
-        policy = registry.table("length_policy").get(vars(sampler).get("policy"))
-        if policy is not None and policy.needs_same_tokens:
-            continue  # the batch decides how many drafts there are, and nothing else
-        for a, row in zip(part.stats, rows, strict=True):
-            b = whole.stats[row]
-            assert (a.nfe, a.tokens, a.draft_acceptance_rate) == (
-                b.nfe,
-                b.tokens,
-                b.draft_acceptance_rate,
-            )
-            assert (a.acceptance_histogram, a.draft_nfe) == (b.acceptance_histogram, b.draft_nfe)
-
-
-def check_keys(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
-    """One prompt: equal keys, equal tokens; different keys, different tokens (unless ids are not
-    drawn)."""
-    out = run(sampler, sampling, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    again = run(sampler, sampling, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    assert torch.equal(out, again) and torch.equal(out[0], out[3]), (
-        "equal keys gave different tokens"
-    )
-    if sampler.protocol == "masked" and not certain(
-        sampler, sampling
-    ):  # places that a filtered distribution is sure of, taken first, may settle all others
-        wide = replace(sampling, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
-        out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    assert certain(sampler, sampling) or len(out.unique(dim=0)) >= 4, (
-        "different keys gave the same tokens"
-    )
-
-
-def certain(sampler: Sampler, sampling: SamplingParams) -> bool:
-    """Whether ids are not drawn: keys may change nothing."""
-    return sampler.deterministic or (
-        sampling.temperature == 0
-        if sampler.protocol == "causal"
-        else getattr(sampler, "proposer", None) in ("argmax", "credit")
-    )
-
-
-def check_costs(trace: list[TraceStep], stats: Stats, accepted: int) -> None:
-    """The costs of a row are those that its trace tells of."""
-    assert len(trace) == stats.nfe
-    assert stats.mean_acceptance_length == pytest.approx(
-        stats.tokens / stats.nfe if stats.nfe else 0.0
-    )
-    if stats.acceptance_histogram:
-        assert sum(stats.acceptance_histogram) == stats.nfe
-        assert sum(k * n for k, n in enumerate(stats.acceptance_histogram)) == accepted
-        assert stats.draft_acceptance_rate is not None
-        assert 0 <= stats.draft_acceptance_rate <= 1
-    else:
-        assert stats.draft_acceptance_rate is None
-
-
-def check_traces(
-    run: Bench, sampler: Sampler, sampling: SamplingParams, canvas: Tensor | None = None
-) -> None:
-    """Replaying a trace gives the tokens, and costs and traces tell the same story."""
-    calls: list[dict[str, int]] = []
-    extra = {} if canvas is None else {"canvas": canvas}
-    out = run(sampler, sampling, trace=True, callback=calls.append, **extra)
-    assert torch.equal(out.tokens, run(sampler, sampling, **extra).tokens), (
-        "tracing changes the tokens"
-    )
-    assert out.traces is not None and len(out.traces) == len(out.stats) == ROWS
-    for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
-        state = dict(
-            enumerate([MASK] * run.space.length if canvas is None else canvas[row].tolist())
-        )
-        wanted = sum(x == MASK for x in state.values())
-        accepted = 0
-        for step in trace:
-            assert set(step.accepted) <= set(step.window) and set(step.committed) <= set(
-                step.window
-            )
-            state.update(dict.fromkeys(step.removed, MASK))
-            assert all(state[n] == MASK for n in step.committed), "a place was committed twice"
-            state.update(step.committed)
-            accepted += len(step.accepted)
-        assert list(state.values()) == out.tokens[row].tolist(), (
-            "the trace does not replay to the tokens"
-        )
-        assert sum(len(s.committed) - len(s.removed) for s in trace) == stats.tokens == wanted
-        assert stats.tokens_computed >= stats.nfe and stats.seconds >= 0
-        # a drafter may be a part of the model itself
-        assert stats.draft_nfe is not None or not sampler.drafted
-        if sampler.wraps:  # its costs are those of all candidates, its trace that of one
-            assert stats.nfe >= len(trace)
-        else:
-            check_costs(trace, stats, accepted)
-    if sampler.wraps:
-        assert calls and all(0 <= c["done"] <= c["total"] for c in calls)
-        return
-    longest = max(s.nfe for s in out.stats)
-    # rows that move in lockstep wait for each other
-    waits = not registry.get("protocol", sampler.protocol).replaces_rows
-    steps = max(longest, len(calls)) if waits else longest
-    assert [c["step"] for c in calls] == list(range(1, steps + 1))
-    done = [c["done"] for c in calls]
-    assert done == sorted(done) and all(c["total"] == ROWS * run.space.length for c in calls)
-    assert not calls or done[-1] == calls[-1]["total"]
-
-
-def check_declaration(sampler: Sampler) -> None:
-    """It says what it guarantees, relative to what."""
-    assert sampler.guarantee in GUARANTEES and sampler.protocol and sampler.reference
-    said = describe_guarantee(sampler)
-    assert GUARANTEES[sampler.guarantee] in said and sampler.reference in said
-    assert (type(sampler).__doc__ or "").strip()
-    with pytest.raises(AttributeError):  # parameters are what the manifest says they are, for good
-        sampler.guarantee = "same_tokens"
-
-
-CHECKS: list[Callable] = [check_tokens, check_rows, check_keys, check_traces]
-
 
 # --- everything that is registered
 
@@ -186,21 +56,9 @@ def test_all_parts_are_exercised():
     assert {type(s) for s in samplers} == {
         s for s in registry.table("sampler").values() if "codes" in s.kinds
     }
-    parts = {
-        "coupling": "coupling",
-        "initialiser": "init",
-        "order": "order",
-        "schedule": "schedule",
-        "verifier": "verifier",
-        "shape": "shape",
-        "drafter": "drafter",
-        "length_policy": "policy",
-        "remasker": "remasker",
-        "selector": "selector",
-        "proposer": "proposer",
-        "block_schedule": "blocks",
-    }
-    for kind, param in parts.items():
+    for kind, param in PARTS.items():
+        if kind == "stop":
+            continue  # STOPS, below
         chosen = {vars(s).get(param) for s in samplers} - {None}
         assert chosen == set(registry.table(kind)) - TRAINED.get(kind, set())
     assert {s.stop for s in samplers if hasattr(s, "stop")} == STOPS

@@ -29,7 +29,6 @@ from pathlib import Path
 import pytest
 import torch
 from closed_form import GRID, PARAMETERS, ROWS, of_ids, of_numbers
-from contract_specs import NAMES, SPECS, sampling_for
 from latent_bench import of_latents
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from gen.core.sampler import protocol_of, resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel
+from gen.testing.specs import NAMES, SPECS, sampling_for
 
 FILE = Path(__file__).with_name("forward_passes.json")
 RENEW = "PYTHONPATH=tests/support python tests/contracts/test_forward_passes.py --write"

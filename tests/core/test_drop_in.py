@@ -69,7 +69,7 @@ FILES = {
 }
 REPORT = """
 import json
-from contract_specs import SPECS, sampling_for
+from gen.testing.specs import SPECS, sampling_for
 from gen.cli.listings.methods import parts, presets
 from gen.core.sampler import resolve_sampler
 from docs import tables

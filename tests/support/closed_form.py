@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from continuous import LinearHead, LinearLatent
-from even_reward import EvenEvaluator
 from tabular import TabularBlocks, TabularCausal, TabularMasked, TokenBuffer, _logits, _scramble
 from tabular_lattice import TabularLattice
 from tabular_scales import TabularRefinedScales, TabularScales
@@ -19,6 +18,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
+from gen.testing.even_reward import EvenEvaluator
 
 
 class Leaning:

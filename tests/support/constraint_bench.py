@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from constrained import exact_length, sampling_of
 from enumeration import distance, enumerate_distribution
-from even_reward import EvenEvaluator
 from tabular import (
     PROMPTS,
     TabularCausal,
@@ -15,6 +14,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.testing.even_reward import EvenEvaluator
 
 EXACT, WRONG = 1e-12, 1e-3
 

@@ -44,7 +44,6 @@ import numpy as np
 import torch
 import transformers
 import yaml
-from contract_specs import NAMES, SPECS, sampling_for
 from families import WRITERS
 from torch import Tensor
 
@@ -54,6 +53,7 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.jobs.run import run_job
 from gen.store.ledger import read_rows
+from gen.testing.specs import NAMES, SPECS, sampling_for
 
 FILE = TESTS / "contracts" / "frozen.json"
 CLOSE = 1e-4  # another instruction set moves latents by up to 5e-5; other draws by far more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from even_reward import EvenEvaluator
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
@@ -13,6 +12,7 @@ from gen.models.adapters.language_models import CausalLatentLM, MaskedLatentLM
 from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
 from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
 from gen.samplers.masked.parts.orders import BLIND
+from gen.testing.even_reward import EvenEvaluator
 
 GRID, POSITIONS, CHANNELS, ROWS = (2, 3), 6, 4, 4
 

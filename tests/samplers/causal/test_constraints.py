@@ -30,7 +30,6 @@ from constraint_bench import (
     run,
     speculative,
 )
-from contract_specs import SPECS
 from enumeration import distance, enumerate_distribution
 from tabular import (
     EMPTY,
@@ -49,6 +48,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
+from gen.testing.specs import SPECS
 
 # --- the distribution
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from closed_form import LeaningMasked, LinearMasked
 from continuous import LinearHead
-from contract_specs import SPECS, sampling_for
 from tabular import TabularCausal, TabularMasked, TokenBuffer
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from gen.pipeline.lengths import draw_lengths
 from gen.pipeline.pipeline import TURNS, load
 from gen.samplers.engine.rows import BatchSlots, RowStore, SlotChange
 from gen.samplers.masked.chains import chain as marginal_orders
+from gen.testing.specs import SPECS, sampling_for
 
 GRID, T, V, MASK, N = (2, 5), 10, 12, 11, 9  # ids 0-7 are tokens, 8-10 words of conditions
 FULL = (1, 4, 8)  # items with nothing to fill: one in the first batch, one that waits, and the last

@@ -14,7 +14,6 @@ import torch
 from block_bench import target_of as block_target
 from canvas_automata import MASK, ROWS, SPACE, accepts, offered, random_automaton, under
 from contract_bench import bench, model_for, token_space
-from contract_specs import NAMES, SPECS, TRAINED, daring, sampling_for
 from enumeration import distance, enumerate_distribution
 from tabular import TabularBlocks, TabularCausal, TabularMasked, causal_target, masked_target
 
@@ -33,6 +32,7 @@ from gen.samplers.masked.constrained import Settled
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import COUNTED, needs, needs_of
+from gen.testing.specs import NAMES, SPECS, TRAINED, daring, sampling_for
 
 SELECTORS = list(registry.table("selector"))
 ORDERS = list(registry.table("order"))

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cache_bench import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
-from contract_specs import SPECS, TRAINED
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
@@ -17,6 +16,7 @@ from gen.core.sampler import resolve_sampler
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
+from gen.testing.specs import SPECS, TRAINED
 
 NEEDS = replace(SPACE, eos_token_id=7, delimiters=(2,), rarity=torch.arange(1, V + 1) / 2)
 NAMES = [

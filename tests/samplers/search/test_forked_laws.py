@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 import pytest
-from contract_specs import CHAINS, tree
 from enumeration import distance, enumerate_distribution
 from searches_closed_form import PLAIN, judged_target
 from tabular import TabularCausal, causal_distribution, space_of
@@ -19,6 +18,7 @@ from tabular import TabularCausal, causal_distribution, space_of
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.samplers.search.base import Particles
+from gen.testing.specs import CHAINS, tree
 
 EXACT, WRONG = 1e-12, 1e-3
 SPACE = space_of((3,), 2)

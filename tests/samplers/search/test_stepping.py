@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from contract_bench import bench, model_for
-from contract_specs import SPECS, sampling_for
 from searches_closed_form import judged_target
 from tabular import space_of
 
@@ -15,6 +14,7 @@ from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.samplers.search.base import Particles
 from gen.samplers.search.svdd import SVDD
+from gen.testing.specs import SPECS, sampling_for
 
 ROWS = [0, 3]
 

@@ -41,7 +41,6 @@ NAMES = [
     if "codes" in resolve_sampler(n)[0].kinds and not needs_weights(n)
 ]
 PRESETS = registry.table("preset")
-# test_grid_latent.py has those of latents
 SPECS: dict[str, dict] = {
     name: {"name": name, **(PRESETS[name].example if name in PRESETS else {})} for name in NAMES
 }
@@ -94,7 +93,7 @@ SPECS |= {
     ),
 }
 SPECS |= {f"blocks-{b}": daring(blocks=b) for b in registry.table("block_schedule")}
-# ``end`` wants a space whose rows end: test_stops_blocks.py
+# ``end`` wants a space whose rows end
 STOPS = set(registry.table("stop")) - {"end"}
 SPECS |= {f"stop-{s}": daring(stop=s) for s in sorted(STOPS)}
 SPECS |= {

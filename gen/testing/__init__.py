@@ -1,0 +1,1 @@
+"""Checks of the contract of samplers, for the tests of other packages."""
