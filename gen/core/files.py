@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from gen.core.errors import GenError
 from gen.core.processes import is_dead, worker_name
@@ -38,7 +38,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading, and nothing else: a pipe waits for ever, a device never ends.
 
     Raises:

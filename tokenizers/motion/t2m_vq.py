@@ -78,11 +78,7 @@ class T2MVQTokens(MotionVQ):
             name=path,
         )
         for name, value in (("mean", mean), ("std", std)):
-            array = (
-                load_array(value)
-                if isinstance(value, (str, Path))
-                else np.asarray(value)
-            )
+            array = load_array(value) if isinstance(value, (str, Path)) else np.asarray(value)
             if (
                 array.shape != (shape["features"],)
                 or not np.isfinite(array).all()
