@@ -110,14 +110,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
     if deterministic:
         whole["batch_size"] = entry.batch_size
 
-    encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
-    begun = hashlib.sha256(f"[{encode(whole)}".encode())  # the same for every item
-
-    def identity(*parts):
-        digest = begun.copy()
-        digest.update("".join(f", {encode(part)}" for part in parts).encode() + b"]")
-        return digest.hexdigest()[:16]
-
+    identity = _identities(whole)
     start = entry.start
     used: dict[str, int] = {}
     readable: set[str] = set()  # conditions whose media were read
@@ -167,6 +160,19 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
                 **about,
                 **({"overrides": overrides} if overrides else {}),
             }
+
+
+def _identities(whole: dict[str, Any]) -> Callable[..., str]:
+    """Return a digest of ``whole`` and further parts, as one list of JSON."""
+    encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+    begun = hashlib.sha256(f"[{encode(whole)}".encode())  # the same for every item
+
+    def identity(*parts: Any) -> str:
+        digest = begun.copy()
+        digest.update("".join(f", {encode(part)}" for part in parts).encode() + b"]")
+        return digest.hexdigest()[:16]
+
+    return identity
 
 
 def _seeds_of(row: Row, entry: Entry, condition: str, used: dict[str, int]) -> range:
