@@ -39,8 +39,8 @@ SIDES = ((1, 1), (1, 2), (3, 3))  # scales of twelve positions
 
 
 def token_space() -> TokenSpace:
-    """Position n takes every id below 6 but one, and the mask stands nowhere. The tokens are codes in
-    two dimensions."""
+    """Position n takes every id below 6 but one, and the mask is allowed nowhere. Tokens are codes
+    in two dimensions."""
     legal = torch.zeros(12, V, dtype=torch.bool)
     legal[:, :6] = True
     legal[torch.arange(12), torch.arange(12) % 6] = False
