@@ -39,8 +39,8 @@ SIDES = ((1, 1), (1, 2), (3, 3))  # scales of twelve positions
 
 
 def token_space() -> TokenSpace:
-    """Place n takes every id below 6 but one, and the mask stands nowhere. The tokens are codes in
-    two dimensions."""
+    """Position n takes every id below 6 but one, and the mask is allowed nowhere. Tokens are codes
+    in two dimensions."""
     legal = torch.zeros(12, V, dtype=torch.bool)
     legal[:, :6] = True
     legal[torch.arange(12), torch.arange(12) % 6] = False
@@ -182,7 +182,7 @@ def bench_prompts() -> Tensor:
 
 
 def check_tokens(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
-    """Every place is filled with an id that may stand there. So not with the mask."""
+    """Every position is filled with an id that is allowed there. So not with the mask."""
     tokens = run(sampler, sampling).tokens
     assert tokens.shape == (ROWS, run.space.length) and tokens.dtype == torch.long
     assert not bool((tokens == MASK).any()), "the mask was left in the output"
@@ -219,7 +219,7 @@ def check_keys(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
     )
     if sampler.protocol == "masked" and not certain(
         sampler, sampling
-    ):  # places that a filtered distribution is sure of, taken first, may settle all others
+    ):  # positions that a filtered distribution is sure of, taken first, may settle all others
         wide = replace(sampling, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
         out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     assert certain(sampler, sampling) or len(out.unique(dim=0)) >= 4, (
@@ -272,7 +272,7 @@ def check_traces(
                 step.window
             )
             state.update(dict.fromkeys(step.removed, MASK))
-            assert all(state[n] == MASK for n in step.committed), "a place was committed twice"
+            assert all(state[n] == MASK for n in step.committed), "a position was committed twice"
             state.update(step.committed)
             accepted += len(step.accepted)
         assert list(state.values()) == out.tokens[row].tolist(), (
