@@ -16,6 +16,18 @@ Commands = argparse._SubParsersAction
 Implementation = Callable[[argparse.Namespace], int]
 
 
+def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a type of numbers that takes ASCII digits alone, without spaces and underscores."""
+
+    def read(text: str) -> Any:
+        if not text.isascii() or "_" in text or text != text.strip():
+            raise ValueError(text)
+        return kind(text)
+
+    read.__name__ = kind.__name__  # which the message has
+    return read
+
+
 class Parser(argparse.ArgumentParser):
     """Parser whose errors are ``GenError`` with the nearest name. Abbreviated flags are not
     guessed."""
@@ -27,6 +39,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **kwargs,
         )
+        for kind in (int, float):
+            self.register("type", kind, _ascii(kind))
 
     def error(self, message: str):
         """Raise ``GenError`` with the message of argparse, and a hint for an unknown choice."""

@@ -29,6 +29,7 @@ from gen.config.sweep import MOST, combinations, refuse_swept
 from gen.config.yaml_text import load_yaml
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user
+from gen.core.plain import is_digits
 
 
 class Values(NamedTuple):
@@ -189,7 +190,7 @@ def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[st
         raise GenError(f"override {shown(text)} has no readable value: {error}") from error
     inner = keys
     if keys[0] == "jobs":
-        if len(keys) < 3 or not keys[1].isdigit() or int(keys[1]) >= jobs:
+        if len(keys) < 3 or not is_digits(keys[1]) or int(keys[1]) >= jobs:
             expected = f"jobs.N.key with N below {jobs}" if jobs else "a config that has jobs"
             raise GenError(f"override {shown(text)} reaches no entry; expected {expected}")
         inner = keys[2:]

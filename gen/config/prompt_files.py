@@ -29,8 +29,8 @@ from gen.core.paths import is_file
 LONGEST_LINE = 32 << 20  # bytes
 Read = tuple[int, Any, str, str | None]
 INTEGERS = ("seed", "num_samples", "frames")
-INTEGER = re.compile(r"[-+]?\d{1,40}")
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 def prompt_paths(path: str | Path) -> list[Path]:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from gen.config.yaml_text import ALIASED
 from gen.core.errors import GenError, shown
+from gen.core.plain import is_digits
 
 REFERENCE = re.compile(r"\\\$\{|\$\{([^{}$]*)\}|\$\{")
 ENV = "oc.env"
@@ -108,7 +109,7 @@ class References:
         for part in name.split("."):
             if isinstance(value, Mapping) and part in value:
                 value = value[part]
-            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            elif isinstance(value, list) and is_digits(part) and int(part) < len(value):
                 value = value[int(part)]
             else:
                 raise GenError(

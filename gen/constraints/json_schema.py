@@ -36,6 +36,7 @@ from gen.constraints.json_typed import (
     type_of,
 )
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits
 
 MAX_DEPTH = 3  # recursive $ref inside each other
 NO_SCHEMAS = ("const", "default", "enum", "example", "examples")  # their values are data
@@ -201,7 +202,7 @@ class _Compiler:
         found = self.root
         for step in name.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            if isinstance(found, list) and is_digits(step) and int(step) < len(found):
                 found = found[int(step)]
             elif isinstance(found, dict) and step in found:
                 found = found[step]

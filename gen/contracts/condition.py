@@ -27,6 +27,7 @@ from gen.core.condition_parts import (
     spelled_parts,
 )
 from gen.core.errors import GenError, bad_type, shown
+from gen.core.plain import require_text
 from gen.media.given import GivenMedia, is_data_uri, read_media
 from gen.media.npz import read_all
 
@@ -73,6 +74,7 @@ class Condition:
         if isinstance(prompt, Condition):
             return prompt
         if isinstance(prompt, str):
+            require_text("prompt", prompt)
             return cls(text=prompt)
         if not isinstance(prompt, Mapping):
             raise bad_type("a prompt", prompt, "a text, a Condition or a mapping of its parts")
@@ -80,6 +82,7 @@ class Condition:
         text = parts.get("text")
         if text is not None and not isinstance(text, str):
             raise bad_type("text", text, "a text")
+        require_text("text", text or "")
         for part, read in READERS.items():
             if part in parts:
                 parts[part] = read(parts[part])

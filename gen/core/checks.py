@@ -33,7 +33,7 @@ def parse_counts(text: str, name: str) -> list[int]:
     """Parse ``1,8,32`` as integers of at least 1, each once; ``name`` is the flag, for the
     message."""
     try:
-        values = [int(x) for x in text.split(",")]
+        values = [int(x) if x.isascii() else 0 for x in text.split(",")]
     except ValueError:
         values = [0]
     if min(values) < 1:

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits, is_finite, require_text
 
 Word = str | tuple[int, ...]
 
@@ -28,7 +29,7 @@ def number(name: str, value: object, positive: bool = False) -> float:
         GenError: something else came.
     """
     expected = "a number above 0" if positive else "a finite number"
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, Real) or not is_finite(value):
         raise bad_value(f"sampling.{name}", value, expected)
     if positive and value <= 0:
         raise bad_value(f"sampling.{name}", value, expected)
@@ -52,6 +53,7 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     for text in found:
         if not isinstance(text, str) or not text:
             raise bad_value(f"sampling.{name}", value, "texts that are not empty")
+        require_text(f"sampling.{name}", text)
     return found
 
 
@@ -93,7 +95,7 @@ def bias(value: object) -> dict[int | str, float]:
         raise bad_value(f"sampling.{name}", value, "a mapping of token ids or texts to numbers")
     found: dict[int | str, float] = {}
     for token, add in value.items():
-        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
+        is_text = isinstance(token, str) and not (is_digits(token))
         key = token if is_text else _id(name, int(token) if isinstance(token, str) else token)
         if key == "" or not isinstance(add, Real) or isinstance(add, bool) or add != add:
             raise bad_value(f"sampling.{name}", value, "a mapping of token ids or texts to numbers")
@@ -124,7 +126,10 @@ def _several(name: str, value: object, expected: str) -> tuple[Any, ...]:
         return (value,)
     if not isinstance(value, Iterable) or isinstance(value, (Mapping, bytes)):
         raise bad_value(f"sampling.{name}", value, expected)
-    return tuple(value)
+    try:
+        return tuple(value)
+    except TypeError:  # an array without axes
+        raise bad_value(f"sampling.{name}", value, expected) from None
 
 
 def _id(name: str, token: object) -> int:

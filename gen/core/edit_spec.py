@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import require_plain
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class EditSpec:
     frames: int | None = None
 
     def __post_init__(self) -> None:
+        for name in MEDIA:
+            if isinstance(getattr(self, name), Path):
+                require_plain(name, str(getattr(self, name)))
         regions = [region for region in (self.mask, self.span) if region is not None]
         if (self.source is None) != (not regions) or len(regions) > 1:
             parts = {"source": self.source, "mask": self.mask, "span": self.span}

@@ -26,7 +26,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import require_plain
 from gen.core.registry import registry
+
+LARGEST = 2**63  # smallest integer that no tensor holds
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def param(
     part: str = "",
     of: str = "",
     expected: str = "",
+    each: str = "",
 ) -> Any:
     """Declares a parameter.
 
@@ -70,9 +74,12 @@ def param(
         of: which parts read it, where not every one does: ``init.needs_draft_model`` for parts
             that say so themselves, ``drafter=model`` by name. All of several have to be in use.
         expected: what it takes in words, if not those made of type and bounds.
+        each: what one more of it takes memory for, a key of ``gen.core.counts.BYTES``: such counts
+            are bounded by the memory that is free.
     """
     also = tuple(also)
     stated: dict[str, Any] = {"type": type, "least": least, "most": most, "also": also, "of": of}
+    stated["each"] = each
     if part:
         stated["kind"] = part
     if part or type or also:
@@ -105,10 +112,11 @@ def check_field(f: Field, value: Any, owner: str = "sampler") -> None:
     Raises:
         GenError: the message names the field.
     """
-    stated = f.metadata
+    stated, name = f.metadata, f"{owner}.{f.name}"
+    require_plain(name, value)
     if "expected" not in stated:
         return
-    kind, name = stated["type"], f"{owner}.{f.name}"
+    kind = stated["type"]
     if "kind" in stated:
         if (value, f.default) != (None, None):
             registry.get(stated["kind"], value, name)
@@ -116,13 +124,14 @@ def check_field(f: Field, value: Any, owner: str = "sampler") -> None:
         is_one = kind is not None and isinstance(value, (int, float) if kind is float else kind)
         if is_one and kind in (int, float):
             is_one = stated["least"] <= value <= stated["most"] and abs(value) != inf
+            is_one = is_one and (kind is float or abs(value) < LARGEST)
         if not is_one or isinstance(value, bool) != (kind is bool):
             raise bad_value(name, value, stated["expected"])
 
 
-def integer(default: int, least: int = 0) -> Any:
-    """Declares an integer of at least ``least``."""
-    return param(default, int, least)
+def integer(default: int, least: int = 0, each: str = "") -> Any:
+    """Declares an integer of at least ``least``; ``each`` as of ``param``."""
+    return param(default, int, least, each=each)
 
 
 def number(default: float, least: float = 0.0, most: float = inf) -> Any:

@@ -11,9 +11,10 @@ from dataclasses import Field, FrozenInstanceError
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gen.core.errors import GenError, bad_type, bad_value, unknown
+from gen.core.errors import GenError, bad_type, bad_value, cut, unknown
 from gen.core.method import Preset
 from gen.core.params import Parts, Rule, check, declared, params_of, part_kinds, readers
+from gen.core.plain import require_plain
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
@@ -322,8 +323,8 @@ def _composed(
 SamplerSpec = str | Mapping[str, Any] | Sampler
 
 
-def spell(sampler: SamplerSpec) -> dict[str, Any]:
-    """Return a sampler as ``{"name": ..., parameter: value}``.
+def spell(sampler: SamplerSpec, where: str = "") -> dict[str, Any]:
+    """Return a sampler as ``{"name": ..., parameter: value}``; ``where`` is its location.
 
     Raises:
         GenError: the class of a sampler object is not registered, or a value of another type came.
@@ -333,7 +334,8 @@ def spell(sampler: SamplerSpec) -> dict[str, Any]:
     if isinstance(sampler, Mapping):
         return dict(sampler)
     if not isinstance(sampler, Sampler):
-        raise bad_type("sampler", sampler, "a name, {'name': ..., parameter: value} or a sampler")
+        expected = "a name, {'name': ..., parameter: value} or a sampler"
+        raise bad_type(where or "sampler", sampler, expected)
     names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
     if not names:
         raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
@@ -348,12 +350,11 @@ def sampler_class(sampler: SamplerSpec, where: str = "") -> type[Sampler]:
     """
     if isinstance(sampler, Sampler):
         return type(sampler)
-    name = spell(sampler).get("name")
+    name = spell(sampler, where).get("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if not isinstance(name, str):
-        raise GenError(
-            f"the sampler has no name; expected one of {', '.join([*samplers, *presets])}"
-        )
+        owner = f"the sampler in {where}" if where else "the sampler"
+        raise GenError(f"{owner} has no name; expected one of {', '.join([*samplers, *presets])}")
     if name not in samplers and name not in presets:
         raise unknown("sampler", name, [*samplers, *presets], where)
     return samplers[presets[name].sampler if name in presets else name]
@@ -430,8 +431,9 @@ def resolve_sampler(
     explicit = _explicit_sampling(sampling, where)
     if isinstance(spec, Sampler):
         return spec, require_answerable(spec, SamplingParams(**explicit))
-    given = {"name": spec} if isinstance(spec, str) else dict(spec)
     sampler_class(spec, where)  # an unknown name fails here
+    given = {"name": spec} if isinstance(spec, str) else dict(spec)
+    _require_plain(given, where)
     name: str = given.pop("name")
     samplers, presets = registry.table("sampler"), registry.table("preset")
     if name in presets:
@@ -463,6 +465,12 @@ def resolve_sampler(
         return sampler, require_answerable(sampler, SamplingParams(**explicit))
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def _require_plain(given: Mapping[str, Any], where: str) -> None:
+    """Raise ``GenError`` for a value of a spec that is no plain data."""
+    for key, value in given.items():
+        require_plain(f"{where or 'sampler'}.{cut(str(key))}", value)
 
 
 def draft_models(value: Any) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from gen.core import control_checks as checks
 from gen.core.errors import bad_value
+from gen.core.plain import is_finite
 
 # Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
 # by "the logits are on a CPU".
@@ -323,7 +324,9 @@ def _checked(name: str, value: Any) -> Any:
 
 def _equal(value: Any, default: Any) -> bool:
     """Compare a value, of any type, to a default."""
-    return value is default or (isinstance(value, (int, float, tuple)) and value == default)
+    if isinstance(value, (int, float)):
+        return isinstance(default, (int, float)) and bool(value == default)
+    return value is default or (isinstance(value, tuple) and value == default)
 
 
 def _plain(value: Any) -> Any:
@@ -336,5 +339,5 @@ def _plain(value: Any) -> Any:
 
 
 def _is_number(x: object) -> bool:
-    """Return True for a number that is no NaN."""
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
+    """Return True for a finite number."""
+    return isinstance(x, (int, float)) and is_finite(x)

@@ -23,6 +23,7 @@ from gen.core.checks import check_int
 from gen.core.errors import GenError
 from gen.core.sampler import protocol_of
 from gen.eval.metric import missing_package
+from gen.models.load.chat import render
 
 STOPS = ("until", "stop")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -108,9 +109,7 @@ class HarnessModel:
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Write messages as one text by the tokenizer's chat template."""
-        return self.checkpoint.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        return render(self.checkpoint.tokenizer, chat_history, prompt=add_generation_prompt)
 
     # --- log-likelihoods
 

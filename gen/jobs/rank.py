@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits
 
 # Who sets them: rank, number of processes, rank on this machine. The first family that is there
 # counts; a launcher that
@@ -109,6 +110,6 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal():
+    if not is_digits(text):
         raise bad_value(name, text, "an integer of at least 0", "the environment")
     return int(text)

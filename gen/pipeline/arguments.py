@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gen.contracts.condition import Condition
+from gen.contracts.modality import Modality
+from gen.core.counts import ITEM, free_bytes, require_count
 from gen.core.errors import GenError, WrongType, bad_type, bad_value, shown, unknown
 from gen.core.params import check_field
+from gen.core.plain import require_plain
 from gen.core.sampler import Sampler, SamplerSpec, accepted_names, sampler_class, spell
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
 
 MAX_ITEMS = 1_000_000  # of one call; jobs stream their rows
+FEW_ITEMS = 1000  # which any machine holds
 SEEDS = 2**62
 DRAWN_SEEDS = 2**31
 
@@ -57,7 +62,11 @@ def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
         return [Condition.of(given)]
     if given is None or isinstance(given, (bytes, bytearray)):
         raise bad_type("prompts", given, "a text, or several of them")
-    found = [Condition.of(p) for p in islice(_each(given), MAX_ITEMS + 1)]
+    try:
+        each = _each(given)
+    except TypeError:  # an array without axes
+        raise bad_type("prompts", given, "a text, or several of them") from None
+    found = [Condition.of(p) for p in islice(each, MAX_ITEMS + 1)]
     if not found:
         raise GenError("there are no prompts; expected at least one")
     require_items(len(found), 1)
@@ -80,12 +89,14 @@ def _each(prompts: Any) -> Iterator[Any]:
 
 
 def require_items(prompts: int, num_samples: int) -> None:
-    """Raise ``GenError`` for more items than one call takes."""
+    """Raise ``GenError`` for more items than one call takes, or than memory holds."""
     if prompts * num_samples > MAX_ITEMS:
         raise GenError(
             f"{prompts:,} prompts with {num_samples:,} samples each are"
             f" {prompts * num_samples:,} items; expected at most {MAX_ITEMS:,} in one call"
         )
+    if prompts * num_samples > FEW_ITEMS:
+        require_count("num_samples", num_samples, ITEM * prompts, free_bytes())
 
 
 def read_count(num_samples: Any, options: dict[str, Any]) -> int:
@@ -115,7 +126,11 @@ def read_limits(options: dict[str, Any], prompts: int) -> list[int] | None:
     given = options.get("max_new_tokens")
     if given is None or isinstance(given, (str, Real)) or not isinstance(given, Iterable):
         return None
-    limits = [read_integer("max_new_tokens", value, 1) for value in given]
+    try:
+        values = list(given)
+    except TypeError:  # an array without axes
+        raise bad_type("max_new_tokens", given, "an integer, or one for each prompt") from None
+    limits = [read_integer("max_new_tokens", value, 1) for value in values]
     if len(limits) != prompts:
         raise GenError(
             f"max_new_tokens has {len(limits)} numbers and there are {prompts} prompts; expected"
@@ -278,3 +293,28 @@ def check_types(callback: Any, trace: Any) -> None:
         raise bad_type("callback", callback, "a function")
     if not isinstance(trace, bool):
         raise bad_type("trace", trace, "true or false")
+
+
+def check_loading(
+    modality: Any, model: Any, flags: Mapping[str, Any], plain: Mapping[str, Any]
+) -> None:
+    """Check the arguments of ``gen.load`` before anything is looked for.
+
+    Args:
+        modality: a name, or a modality.
+        model: name or path of the model; None for none.
+        flags: arguments that are true or false.
+        plain: arguments that are plain data, or objects of other libraries.
+
+    Raises:
+        GenError: one of them can be none.
+    """
+    if not isinstance(modality, (str, Modality)):
+        raise bad_type("modality", modality, "a name, such as 'image'")
+    if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
+        raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise bad_value(name, value, "true or false")
+    for name, value in {"model": model, **plain}.items():
+        require_plain(name, str(value) if isinstance(value, Path) else value)

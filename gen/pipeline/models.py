@@ -30,7 +30,7 @@ from gen.contracts.frontend import TokenFrontend, Vocabulary, codebook_digest
 from gen.contracts.modality import Binding, Modality
 from gen.contracts.modality_of import require_modality
 from gen.contracts.protocol import model_key, protocols_of
-from gen.core.errors import GenError, bad_type, bad_value, hint
+from gen.core.errors import GenError, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.modalities.own_captions import modality_of_model
@@ -56,19 +56,10 @@ from gen.models.load.quantize import Quantization
 from gen.models.load.saved import Saved
 from gen.models.load.tensor_parallel import Ranks, own_device
 from gen.models.zoo import load_lm
+from gen.pipeline.arguments import check_loading
 from gen.pipeline.passes import one_of
 
 LOAD_KEYWORDS = ("model", "device", "dtype", "torch_dtype", "compile", *OF_EVERY_FAMILY)
-
-
-def _check_types(modality: Any, model: Any, compile: Any) -> None:
-    """Raise ``GenError`` for a modality, a model or a value of ``compile`` that can be none."""
-    if not isinstance(modality, (str, Modality)):
-        raise bad_type("modality", modality, "a name, such as 'image'")
-    if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
-        raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
-    if not isinstance(compile, bool):
-        raise bad_value("compile", compile, "true or false")
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +101,10 @@ class ModalityModels:
         cuda_graphs: bool = False,
         **options: Any,
     ):
-        _check_types(modality, model, compile)
+        flags = dict(compile=compile, trust_remote_code=trust_remote_code)
+        flags |= dict(batch_invariant=batch_invariant, cuda_graphs=cuda_graphs)
+        plain = dict(device=device, dtype=dtype, device_map=device_map, adapters=adapters)
+        check_loading(modality, model, flags, plain | options | {"sparse_prefill": sparse_prefill})
         self._asked = modality
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality

@@ -203,12 +203,12 @@ class Pipeline(PreparedModels, ScoredModels):
         sampler = read_parameters(sampler, usual, keywords, CALL_KEYWORDS)
         explicit = read_sampling({k: options[k] for k in options if k in keywords}, CALL_KEYWORDS)
         spec, sampling = self.defaults.complete(sampler, explicit, part)
-        if explicit.get("guidance_scale") == 0:
+        resolved, params = resolve_sampler(spec, sampling)
+        if "guidance_scale" in explicit and params.guidance_scale == 0:
             warnings.warn(
                 "guidance_scale is 0, so the prompt has no effect; 1 turns guidance off",
                 stacklevel=3,
             )
-        resolved, params = resolve_sampler(spec, sampling)
         self.model_name(spec, part)
         if limits is not None:
             items = [replace(x, max_new_tokens=limits[n // count]) for n, x in enumerate(items)]
@@ -547,7 +547,7 @@ def load(
     Raises:
         GenError: an unknown name, device, dtype or option.
     """
-    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
+    if dtype is not None and torch_dtype is not None and str(dtype) != str(torch_dtype):
         raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
     if model is None and (saved := _saved_pipeline(modality, options)):
         modality, model = saved.modality, modality

@@ -27,7 +27,7 @@ class ProgressBar:
     """
 
     def __init__(self, progress: Progress, items: int):
-        if not isinstance(progress, bool) and progress != "auto":
+        if not isinstance(progress, (bool, str)) or progress not in (True, False, "auto"):
             raise bad_type("progress", progress, "True, False or 'auto'")
         self._done = 0
         self._passes = 0

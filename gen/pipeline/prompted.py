@@ -17,6 +17,7 @@ from gen.contracts.condition import Condition, PromptBatch
 from gen.contracts.draft_model import DraftModel
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.protocol import ModelProtocol
+from gen.core.counts import free_bytes, require_count, require_counts
 from gen.core.errors import GenError, Interrupt
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG, OffsetRNG, item_key
@@ -296,6 +297,11 @@ class PreparedModels(PromptedModels):
         part = self.part_of(items)
         name = self.model_name(request.spec, part)
         _, binding, frontend = self.bound(name)
+        free = free_bytes(self.device)
+        require_counts(sampler, binding.space, free)
+        if sampling.max_new_tokens is not None:
+            each = binding.space.vocab_size  # whether each token may stand at a position
+            require_count("sampling.max_new_tokens", sampling.max_new_tokens, each, free)
         protocol: type[ModelProtocol] = registry.get("protocol", sampler.protocol)
         start = StartingPoint.of(
             request, protocol, self.modality, frontend, binding.space, self.device

@@ -142,7 +142,10 @@ class StartingPoint:
             space = modality.lasting(start.frames, frontend, space)
         prefix = None
         if start.prefix is not None:
-            prefix = modality.prefix(start.prefix, frontend, space)
+            try:
+                prefix = modality.prefix(start.prefix, frontend, space)
+            except GenError as error:
+                raise GenError(f"prefix: {error}") from None
             if start.frames is not None and len(prefix) >= int((space.legal.sum(1) > 1).sum()):
                 raise GenError(
                     f"frames is {start.frames}, which the prefix already fills; expected more"

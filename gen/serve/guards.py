@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gen.core.errors import shown
+from gen.core.plain import is_digits
 from gen.serve.api.errors import ApiError, event_of, server_ends, too_many
 from gen.serve.metrics import Metrics
 from gen.serve.settings import Settings, is_loopback, origin_of
@@ -112,7 +113,7 @@ class Guards:
                 {"WWW-Authenticate": "Bearer"},
             )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length[:20]) > self.settings.max_body:
+        if is_digits(length) and int(length[:20]) > self.settings.max_body:
             raise too_large(shown(length)[1:-1], self.settings.max_body)
 
     def _require_room(self, client: str) -> None:

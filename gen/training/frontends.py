@@ -12,6 +12,7 @@ from torch import Tensor
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits
 from gen.core.registry import registry
 from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO, locate, pick_device, read_config, zoo
@@ -168,7 +169,7 @@ def size_of(encoder: Encoder, asked: str | None = None, resize: str = "") -> Siz
         asked = stated.read_text(encoding="utf-8").strip()
     if asked is not None:
         parts = asked.lower().split("x")
-        if len(parts) != len(axes) or not all(p.isdecimal() and int(p) for p in parts):
+        if len(parts) != len(axes) or not all(is_digits(p) and int(p) for p in parts):
             raise bad_value(
                 "size", asked, f"{len(axes)} numbers such as {'x'.join(map(str, axes))}"
             )

@@ -22,7 +22,7 @@ from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePromp
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.chat import chat_token_ids, uses_chat_template
+from gen.models.load.chat import uses_chat_template
 from gen.models.load.generation_config import first_tokens
 from gen.models.load.pooling import Pooling
 from gen.models.load.pretrained import pretrained, tokenizer_of
@@ -120,7 +120,7 @@ class CausalText(LanguagePrompts):
         if ids is not None:
             return ids
         if self.chat and text:
-            return chat_token_ids(self.tokenizer, text)
+            return self.chat_ids(text)
         return self.tokenizer(text)["input_ids"]
 
     def adapter(self, protocol: str) -> CausalLM:

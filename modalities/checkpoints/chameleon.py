@@ -61,6 +61,7 @@ from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Vocabulary
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.bounded_text import bounded_rules, require_readable_rules
 from gen.models.load.weights import Weights
 from gen.models.published.chameleon import IMAGES, ChameleonLM, language_model, model_weights
 from gen.tokenizers.image.chameleon_vq import Below, ChameleonVQ
@@ -513,8 +514,11 @@ def _tokenizer(files: CheckpointFiles):
     Llama's rules for spaces.
     """
     path = files.file("tokenizer.json", "text_tokenizer.json", "tokenizer/text_tokenizer.json")
+    require_readable_rules(path, files.name)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = bounded_rules(Tokenizer.from_file(str(path)), files.name)
+    except GenError:
+        raise
     except Exception as error:  # the library raises bare Exceptions
         raise GenError(
             f"the tokenizer {path} cannot be read: {' '.join(str(error).split())[:200]}"

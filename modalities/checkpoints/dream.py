@@ -16,6 +16,7 @@ from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptio
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules, newline_tokens
+from gen.models.load.bounded_text import bounded_tokenizer
 from gen.models.load.locate import quiet
 from gen.models.load.weights import Weights, fill, without_storage
 
@@ -76,9 +77,10 @@ class Dream(MaskedText):
                 f" and merges.txt, in {files.folder}"
             )
         with quiet():
-            return transformers.Qwen2TokenizerFast.from_pretrained(
+            tokenizer = transformers.Qwen2TokenizerFast.from_pretrained(
                 files.folder, local_files_only=True
             )
+        return bounded_tokenizer(tokenizer, files.name)
 
     def network(self, files: CheckpointFiles, load: LoadOptions) -> nn.Module:
         fields = {**USUAL, **files.config}

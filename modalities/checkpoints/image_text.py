@@ -36,12 +36,14 @@ from gen.modalities.checkpoints.turns_and_ids import (
     LanguagePrompts,
     TokenIds,
     require_messages,
+    texts_of,
 )
 from gen.modalities.media_tokens import Recent
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.feature_prompts import POSITIONS, VECTORS, FeaturePromptLM
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.bounded_text import bounded_tokenizer, require_readable_rules
 from gen.models.load.chat import chat_text, own_format, uses_chat_template
 from gen.models.load.generation_config import first_tokens
 from gen.models.load.locate import quiet
@@ -186,6 +188,7 @@ class ImageText(LanguagePrompts):
                 )
             return self.given_ids(condition.tokens)
         require_messages(condition)
+        self.require_short(condition.text or "", *texts_of(condition.messages or ()))
         images = condition.media("images")
         if condition.messages is None:
             text = condition.text or ""
@@ -221,6 +224,7 @@ class ImageText(LanguagePrompts):
             turns = _asked(said, count, token)
             tools = said.tools if isinstance(said, Conversation) else ()
             text = chat_text(self.templates, turns, token, tools)
+            self.require_short(text)
         else:
             text = said if token in said else token * count + said
         if text.count(token) != count:
@@ -345,6 +349,7 @@ def processor_of(files: CheckpointFiles, load: LoadOptions) -> Any:
     found = _read_processor(transformers.AutoProcessor, files, options)
     if not isinstance(found, transformers.ProcessorMixin):
         raise GenError(f"model {files.name} has no image processor; {EXPECTED}")
+    bounded_tokenizer(found.tokenizer, files.name)
     return found
 
 
@@ -356,8 +361,11 @@ def image_processor_of(files: CheckpointFiles) -> Any:
 
 def _read_processor(cls: Any, files: CheckpointFiles, options: dict[str, Any]) -> Any:
     try:
+        require_readable_rules(files.folder / "tokenizer.json", files.name)
         with quiet():
             return cls.from_pretrained(files.folder, local_files_only=True, **options)
+    except GenError:
+        raise
     except Exception as error:  # the library raises bare Exceptions
         reason = cut(" ".join(str(error).split()))
         raise GenError(

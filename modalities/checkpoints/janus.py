@@ -21,6 +21,7 @@ from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.image_text import EmbeddedImages
 from gen.modalities.open_vocabulary import FreeImage
+from gen.models.load.chat import render
 from gen.models.load.locate import readable
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.janus import JanusLM
@@ -120,9 +121,7 @@ class Janus(Checkpoint):
         text, tokenizer = condition, self._tokenizer
         if self._chat and self._template:
             messages = [{"role": "user", "content": [{"type": "text", "text": condition}]}]
-            text = tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
-            )
+            text = render(tokenizer, messages, prompt=True, source=self._template)
         elif self._chat:
             text = CHAT.format(text=condition)
         boi = self._special["boi_token"]

@@ -24,7 +24,7 @@ from gen.modalities.checkpoints.token_counts import read_rarity
 from gen.modalities.checkpoints.turns_and_ids import Conversation, LanguagePrompts, TokenIds
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
-from gen.models.load.chat import chat_token_ids, uses_chat_template
+from gen.models.load.chat import uses_chat_template
 from gen.models.load.generation_config import GENERATION, config_ends, end_ids
 from gen.models.load.pretrained import tokenizer_of
 from gen.tokenizers.text.hf_text import HFText
@@ -165,7 +165,7 @@ class MaskedText(LanguagePrompts):
         if given is not None:
             return given
         if self.chat:
-            return chat_token_ids(self.tokenizer, text)
+            return self.chat_ids(text)
         ids = self.tokenizer(text)["input_ids"]
         if not ids:
             raise GenError(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
+from gen.core.plain import is_digits
 from gen.models.load.reads import note_file
 
 EXPECTED = "counts by token id (.json), or one count per token id (.npy)"
@@ -70,7 +71,7 @@ def _of_json(tree: Any, path: Path, vocab_size: int) -> tuple[np.ndarray, float]
     found = np.zeros(vocab_size)
     for key, count in given.items():
         is_count = isinstance(count, (int, float)) and not isinstance(count, bool)
-        if not key.isdecimal() or int(key) >= vocab_size or not is_count or not 0 <= count < 1e18:
+        if not is_digits(key) or int(key) >= vocab_size or not is_count or not 0 <= count < 1e18:
             raise GenError(
                 f"the token counts {path} hold {count!r} for {key!r}; expected a count of at least"
                 f" 0 for a token id below {vocab_size}"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
 from gen.core.tool_calls import DEFAULT, ToolFormat
-from gen.models.load.chat import chat_token_ids, own_format
+from gen.models.load.chat import chat_text, own_format
+from gen.models.load.networks import config_field
+
+TOKEN_CHARACTERS = 64  # that a token may stand for, with the spaces and unknown words around it
 
 Content = str | tuple[tuple[str, str], ...]  # a text, or (type, text) of every part
 
@@ -90,6 +95,14 @@ class TokenIds:
         return f"tokens {' '.join(map(str, self.ids))}"
 
 
+def texts_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the texts of a conversation."""
+    for turn in messages:
+        content = turn["content"]
+        for part in [{"text": content}] if isinstance(content, str) else content or ():
+            yield part.get("text") or ""
+
+
 def require_messages(condition: Condition) -> None:
     """Raise ``GenError`` for tools without the messages that may call them."""
     if condition.tools and condition.messages is None:
@@ -141,6 +154,7 @@ class LanguagePrompts(Checkpoint):
         require_messages(condition)
         if condition.tokens is not None:
             return self.given_ids(condition.tokens)
+        self.require_short(condition.text or "", *texts_of(condition.messages or ()))
         if condition.messages is None:
             return self.condition(condition.text or "")
         if not self.tokenizer.chat_template:
@@ -156,8 +170,31 @@ class LanguagePrompts(Checkpoint):
         self.ids_of(conversation)  # a conversation that the template refuses fails here
         return conversation
 
+    @cached_property
+    def most_characters(self) -> float:
+        """Characters of a prompt of which at least so many tokens are made as the model has
+        positions."""
+        config = self.model.config.get_text_config()
+        positions = config_field(config, "max_position_embeddings")
+        longest = max(map(len, self.tokenizer.get_vocab()), default=0)
+        return math.inf if positions is None else positions * max(longest, TOKEN_CHARACTERS)
+
+    def require_short(self, *texts: str) -> None:
+        """Refuse a prompt that cannot fit the model before it is made into tokens.
+
+        Raises:
+            GenError: its texts have too many characters.
+        """
+        count = sum(map(len, texts))
+        if count > self.most_characters:
+            raise GenError(
+                f"the prompt has {count:,} characters; expected at most {self.most_characters:,},"
+                " as many as the positions of the model can hold"
+            )
+
     def raw_ids(self, text: str) -> list[int]:
         """See ``Modality.raw_ids``. A text that begins with the bos token gets no second one."""
+        self.require_short(text)
         bos = self.tokenizer.bos_token
         more = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
         ids = self.tokenizer(text, **more)["input_ids"]
@@ -177,5 +214,14 @@ class LanguagePrompts(Checkpoint):
         if isinstance(condition, TokenIds):
             return list(condition.ids)
         if isinstance(condition, Conversation):
-            return chat_token_ids(self.tokenizer, condition.messages, condition.tools)
+            return self.chat_ids(condition.messages, condition.tools)
         return None
+
+    def chat_ids(
+        self, chat: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Return the token ids of a conversation, or of a message of the user, up to the start of
+        the answer. Raises ``GenError`` where the template refuses it or its text is too long."""
+        text = chat_text(self.tokenizer, chat, "", tools)
+        self.require_short(text)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

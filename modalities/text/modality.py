@@ -324,7 +324,7 @@ def span(text: str, words: int, positions: int) -> tuple[int, int]:
     Raises:
         GenError: the text is no span, or goes beyond the words.
     """
-    match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]*):([0-9]*)\s*", text)
     if not match:
         raise GenError(
             f"span {text!r} names no words; expected a range such as '1:3', ':2' or '2:'"

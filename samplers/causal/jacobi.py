@@ -81,7 +81,7 @@ class SpeculativeJacobi(CausalSampler):
         expected="a file, the name of a model, empty, or None",
     )
     scope: str = choice(ITEM, (ITEM, CALL))
-    tree_width: int = param(1, int, 1)
+    tree_width: int = param(1, int, 1, each="column")
     tree_levels: int = param(2, int, 1)
     keep_threshold: float = number(1.0, most=1)
     trend: float = param(0.0, float, 0, expected="a finite number of at least 0")

@@ -124,7 +124,7 @@ class ContinuousSpeculative(DraftsWithModel):
     None takes those of the target. ``confidence_threshold``: of the policy confidence.
     """
 
-    num_speculative_tokens: int | str = param(4, int, 1, also=(AUTO,))
+    num_speculative_tokens: int | str = param(4, int, 1, also=(AUTO,), each="column")
     mode: str = "exact"
     max_tries: int = integer(1000, least=1)
     relaxation: float = number(0.0, most=1)

@@ -35,7 +35,7 @@ class DagBeam(LatticeSampler):
     scores are divided by.
     """
 
-    beam_size: int = integer(10, least=1)
+    beam_size: int = integer(10, least=1, each="row")
     length_penalty: float = length_penalty(1.1)
 
     guarantee = "approximate"

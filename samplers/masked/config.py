@@ -52,7 +52,7 @@ class MaskedSampler(PartSampler):
         cache: part that sets which positions a forward pass computes.
     """
 
-    steps: int = integer(12, least=1)
+    steps: int = integer(12, least=1, each="step")
     block_steps: int = integer(0)
     hold_end: bool = flag(False)
     confidence_on: str = choice("shaped", ("raw", "shaped"))

@@ -41,7 +41,7 @@ class ScaleDraft(Sampler):
     positions of a scale. ``refine_guidance``: guidance scale of the refining pass.
     """
 
-    num_speculative_tokens: int = integer(8, least=1)
+    num_speculative_tokens: int = integer(8, least=1, each="column")
     order: str = choice("halton", ("halton", "raster"))
     refine_guidance: float = number(1.0)
 

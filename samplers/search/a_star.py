@@ -52,9 +52,9 @@ class AStar(SearchSampler):
     beginnings, 0 to 1; None for ``scorer`` itself.
     """
 
-    k: int = integer(4, least=1)
+    k: int = integer(4, least=1, each="row")
     block: int = integer(2, least=1)
-    width: int = integer(8, least=1)
+    width: int = integer(8, least=1, each="row")
     expansions: int = integer(64, least=1)
     cost: float = number(0.0)
     value: Any = "process"

@@ -62,7 +62,7 @@ class ATTS(SearchSampler):
     that chooses among the samples.
     """
 
-    n: int = integer(4, least=1)
+    n: int = integer(4, least=1, each="row")
     alpha: float = number(0.05, most=1.0)
     calibration: Any = None
     threshold: float | None = param(None, float, also=(None,))

@@ -42,10 +42,10 @@ class SearchSampler(Sampler):
     guarantee = "approximate"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", spell(self.base))
-        super().__post_init__()
         # whatever is wrong with them is an error now
         resolve_sampler(self.base, where="sampler.base")
+        object.__setattr__(self, "base", spell(self.base))
+        super().__post_init__()
         read_scorer(self.scorer)
         Budget.read(self.budget)
 

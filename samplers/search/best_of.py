@@ -46,7 +46,7 @@ class BestOf(SearchSampler):
     parameters.
     """
 
-    n: int = integer(4, least=1)
+    n: int = integer(4, least=1, each="row")
     aggregation: Any = "best"
 
     papers = ("2009.01325",)

@@ -48,7 +48,7 @@ class DeepPrune(SearchSampler):
     merge. ``aggregation``: rule of the vote.
     """
 
-    n: int = integer(16, least=1)
+    n: int = integer(16, least=1, each="row")
     block: int = integer(1, least=1)
     start: int = integer(2, least=1)
     keep: int = integer(1, least=1)

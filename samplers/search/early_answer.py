@@ -45,9 +45,9 @@ class EarlyAnswer(SearchSampler):
     its cheap samples that must agree. ``aggregation``: rule that makes one answer of all.
     """
 
-    n: int = integer(1, least=1)
+    n: int = integer(1, least=1, each="row")
     then: Any = None
-    more: int = integer(4, least=1)
+    more: int = integer(4, least=1, each="row")
     threshold: float | None = param(1.0, float, also=(None,))
     agreement: float = number(0.0, most=1.0)
     aggregation: Any = "best"
@@ -57,8 +57,8 @@ class EarlyAnswer(SearchSampler):
 
     def __post_init__(self) -> None:
         if self.then is not None:
-            object.__setattr__(self, "then", spell(self.then))
             resolve_sampler(self.then, where="sampler.then")  # a bad one fails here
+            object.__setattr__(self, "then", spell(self.then))
         super().__post_init__()
         read_aggregation(self.aggregation)
         name = "" if self.then is None else self.then["name"]

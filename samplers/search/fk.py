@@ -60,7 +60,7 @@ class FK(SteeringSampler):
     ``select``: take the ``best`` particle, or ``draw`` one by its weight.
     """
 
-    particles: int = integer(4, least=1)
+    particles: int = integer(4, least=1, each="row")
     lam: float = number(10.0)
     potential: str = choice("diff", tuple(POTENTIALS))
     resampling: str = choice("multinomial", ("multinomial", "systematic"))

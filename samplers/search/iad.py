@@ -57,8 +57,8 @@ class IAD(SearchSampler):
     ``threshold``: score with which an item is done; None for no such score.
     """
 
-    n: int = integer(2, least=1)
-    rounds: int = integer(4, least=1)
+    n: int = integer(2, least=1, each="row")
+    rounds: int = integer(4, least=1, each="step")
     keep: float = number(0.5, most=1.0)
     feedback: str = choice("credit", ("random", "credit"))
     value: Any = None

@@ -52,7 +52,7 @@ class SMC(SteeringSampler):
     ``select``: ``draw`` a particle by its weight, or take the ``best`` one.
     """
 
-    particles: int = integer(4, least=1)
+    particles: int = integer(4, least=1, each="row")
     lam: float = number(5.0)
     resample: str = choice("every", ("every", "ess"))
     select: str = choice("draw", ("draw", "best"))

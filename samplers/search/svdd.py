@@ -68,7 +68,7 @@ class SVDD(SteeringSampler):
     keeps the candidate of highest value.
     """
 
-    m: int = integer(4, least=1)
+    m: int = integer(4, least=1, each="row")
     alpha: float = number(0.2)
 
     papers = ("2408.08252",)

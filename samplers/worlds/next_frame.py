@@ -70,9 +70,9 @@ class NextFrame(Sampler):
     the action lasts, none, prefetch or joint. ``ahead``: frames of a round.
     """
 
-    steps: int = integer(1, least=1)
+    steps: int = integer(1, least=1, each="step")
     speculate: str = choice(NONE, (NONE, PREFETCH, JOINT))
-    ahead: int = integer(4, least=1)
+    ahead: int = integer(4, least=1, each="column")
 
     papers = ("2506.01380",)
     protocol = "frames"

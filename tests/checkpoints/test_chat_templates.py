@@ -15,13 +15,17 @@ from published import save_quietly
 import gen
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
-from gen.models.load.chat import chat_token_ids
+from gen.models.load.chat import chat_text
 
 MASKED = {
     "llada": (masked_folders.LLADA | {"embedding_size": SIZE}, masked_folders.llada),
     "dream": (masked_folders.DREAM, masked_folders.dream),
     "llada2": (masked_folders.LLADA2, masked_folders.llada2),
 }
+
+
+def chat_token_ids(tokenizer, turns):
+    return tokenizer(chat_text(tokenizer, turns, ""), add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tool_models import ADD, NOW, TEMPLATES, TOOLS, save_model, tokenizer_of
 import gen
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError
-from gen.models.load.chat import chat_token_ids, own_format
+from gen.models.load.chat import chat_text, own_format
 from gen.tokenizers.text.hf_text import HFText
 
 CALL = {"id": "call_abc123", "type": "function",
@@ -25,7 +25,8 @@ TURNS = [
 
 def rendered(tokenizer, turns=TURNS, tools=TOOLS) -> str:
     condition = Condition.of({"messages": turns, "tools": tools})
-    return tokenizer.decode(chat_token_ids(tokenizer, condition.messages, condition.tools))
+    text = chat_text(tokenizer, condition.messages, "", condition.tools)
+    return tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def test_templates_that_take_tools_are_known_by_their_format():

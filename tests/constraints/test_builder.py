@@ -151,7 +151,7 @@ def process():
 
 
 def children(process: BuilderProcess) -> list[psutil.Process]:
-    return psutil.Process(process._process.pid).children(recursive=True)
+    return psutil.Process(process.worker.pid).children(recursive=True)
 
 
 def until(happens, seconds: float) -> bool:
@@ -175,7 +175,7 @@ def test_a_process_builds_what_a_call_builds(process, rule, eos):
         )
     mask = there.start().allowed_bitmask(24)
     assert mask.any()
-    path = psutil.Process(process._process.pid)
+    path = psutil.Process(process.worker.pid)
     assert not any("torch" in part.path for part in path.memory_maps())  # it starts in no time
 
 
@@ -243,10 +243,10 @@ def test_a_process_that_died_is_started_again(process):
     maker = ConstraintBuilder(process=process, cache_bytes=0)
     for _ in range(2):
         maker.build(RULES[0], TEXT, space())
-        psutil.Process(process._process.pid).kill()
-        process._process.wait()
+        psutil.Process(process.worker.pid).kill()
+        process.worker._process.wait()
     maker.build(RULES[0], TEXT, space())
-    running = process._process.pid
+    running = process.worker.pid
     maker.stop(GenError("it ends"))
     with pytest.raises(GenError, match="it ends"):
         maker.build(HOSTILE, TEXT, space())

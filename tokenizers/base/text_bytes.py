@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.core.errors import GenError
+from gen.core.plain import require_text
 
 BROKEN = "\ufffd"  # character of bytes that are none
 
@@ -33,6 +34,7 @@ class TextBytes(TokenFrontend):
         raise NotImplementedError
 
     def _bytes(self, text: str) -> Tensor:
+        require_text("text", text)
         return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
 
     def postprocess(self, x: Tensor) -> str:

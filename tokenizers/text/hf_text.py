@@ -41,14 +41,14 @@ class HFText(TextBytes):
     ):
         """Wrap a tokenizer. Raises ``GenError`` if it has tokens that the model does not have."""
         self.tokenizer, self.device = tokenizer, torch.device(device)
-        self.size = len(tokenizer)
+        self.size = max((len(tokenizer), *(1 + i for i in tokenizer.get_vocab().values())))
         # not every tokenizer has the setting
         self.rewrites_spaces = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         vocab_size = vocab_size or self.size
         if self.size > vocab_size:
             raise GenError(
-                f"the tokenizer has {self.size} tokens; expected at most {vocab_size}, the size of"
-                " the model's vocabulary"
+                f"the tokenizer has tokens up to {self.size - 1}; expected less than {vocab_size},"
+                " the size of the model's vocabulary"
             )
         default_ends = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.ends = default_ends if ends is None else ends

@@ -28,7 +28,7 @@ def kept_layers(spelling: str, num_layers: int | None) -> tuple[int, ...]:
     def refused(expected: str) -> GenError:
         return bad_value("sampler.kept_layers", spelling, expected)
 
-    if share := re.fullmatch(r"(\d+)/(\d+)", spelling):
+    if share := re.fullmatch(r"([0-9]+)/([0-9]+)", spelling):
         over, under = int(share[1]), int(share[2])
         if not 0 < over <= under:
             raise refused("a share above 0 and at most 1, such as '1/2'")
@@ -37,7 +37,7 @@ def kept_layers(spelling: str, num_layers: int | None) -> tuple[int, ...]:
         return tuple(round(n * last / max(1, count - 1)) for n in range(count))
     layers: list[int] = []
     for entry in spelling.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", entry)
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", entry)
         if match is None:
             raise refused(KEPT_LAYERS)
         layers += range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError, cut
+from gen.core.errors import GenError, bad_value
 from gen.core.tool_calls import DEFAULT, ToolFormat, format_of
+from gen.models.load.bounded_text import OverBudget, rendered, start
 
 PROBE = "probe"  # a word that a template repeats if it takes the form of the content
 Turns = Sequence[Mapping[str, Any]]
@@ -39,25 +40,15 @@ For each function call, return a json object with function name and arguments wi
 def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
     """Decide whether prompts go into the chat template of a tokenizer or processor: ``chat``, by
     default if it has one. Raises ``GenError`` for ``chat=True`` without a template."""
+    if chat is not None and not isinstance(chat, bool):
+        raise bad_value("chat", chat, "true, false or None")
     if chat and not tokenizer.chat_template:
         raise GenError(f"the tokenizer of {name} has no chat template; expected chat=False")
-    return bool(tokenizer.chat_template) if chat is None else chat
-
-
-def chat_token_ids(tokenizer: Any, chat: str | Turns, tools: Turns = ()) -> list[int]:
-    """Return the token ids of a chat up to the start of the answer.
-
-    Args:
-        tokenizer: tokenizer of transformers that has a template.
-        chat: turns of a conversation, or one message of the user.
-        tools: functions that the answer may call.
-
-    Raises:
-        GenError: the template refuses the conversation.
-    """
-    turns, more = _with_tools(tokenizer, chat, tools)
-    how = {"tokenize": True, "return_dict": True, **more}
-    return list(_applied(tokenizer, _turns(tokenizer, turns), **how)["input_ids"])
+    uses = bool(tokenizer.chat_template) if chat is None else chat
+    if uses:
+        source_of(tokenizer)
+        start()  # while the weights are read
+    return uses
 
 
 def chat_text(processor: Any, chat: str | Turns, image_token: str, tools: Turns = ()) -> str:
@@ -65,15 +56,15 @@ def chat_text(processor: Any, chat: str | Turns, image_token: str, tools: Turns 
 
     Args:
         processor: processor or tokenizer of transformers that has a template.
-        chat: as of ``chat_token_ids``.
+        chat: turns of a conversation, or one message of the user.
         image_token: text that stands for an image where the template takes texts alone.
         tools: functions that the answer may call.
 
     Raises:
-        GenError: the template refuses the conversation.
+        GenError: the template refuses the conversation, or takes too much time or memory.
     """
     turns, more = _with_tools(processor, chat, tools)
-    return _applied(processor, _turns(processor, turns, image_token), tokenize=False, **more)
+    return _applied(processor, _turns(processor, turns, image_token), **more)
 
 
 def own_format(templates: Any) -> ToolFormat | None:
@@ -166,8 +157,10 @@ def turn_end(templates: Any, tokenizer: Any) -> int | None:
     """
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
     try:
-        text = templates.apply_chat_template(_turns(templates, turns), tokenize=False)
-    except Exception:  # a template that takes no answers ends none
+        text = render(templates, _turns(templates, turns))
+    except OverBudget:
+        raise
+    except GenError:  # a template that takes no answers ends none
         return None
     behind = text.rpartition(PROBE)[2]
     added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items()}
@@ -175,13 +168,60 @@ def turn_end(templates: Any, tokenizer: Any) -> int | None:
     return added[max(found, key=len)] if PROBE in text and found else None
 
 
-def _applied(tokenizer: Any, turns: Turns, **more: Any) -> Any:
+def render(
+    templates: Any, turns: Turns, prompt: bool = False, tools: Turns = (), source: str = ""
+) -> str:
+    """Return the text that a chat template makes of turns, within bounds of time and memory.
+
+    Args:
+        templates: tokenizer or processor that has the template.
+        turns: turns of a conversation, of a form that the template takes.
+        prompt: whether the answer begins behind it.
+        tools: functions that the answer may call.
+        source: another template than its own.
+
+    Raises:
+        GenError: the template raises an error, or takes too much time or memory.
+    """
+    tokenizer = getattr(templates, "tokenizer", templates)  # that of a processor
+    words = {name: str(word) for name, word in tokenizer.special_tokens_map.items()}
+    given = {
+        **words,
+        "conversations": [[{k: v for k, v in turn.items() if v is not None} for turn in turns]],
+        "tools": list(tools) or None,
+        "add_generation_prompt": prompt,
+    }
+    return rendered().of(source or source_of(templates, bool(tools)), given)
+
+
+def source_of(templates: Any, has_tools: bool = False) -> str:
+    """Return a chat template. Of several by name it is the default, or that of tools.
+
+    Args:
+        templates: tokenizer or processor that has the template.
+        has_tools: whether there are functions that the answer may call.
+
+    Raises:
+        GenError: there are several, and none of them is the default.
+    """
+    source = templates.chat_template
+    if isinstance(source, Mapping):
+        usual = source.get("default")
+        source = source.get("tool_use", usual) if has_tools else usual
+    if not isinstance(source, str):
+        expected = "a text, or several by name with one called 'default'"
+        raise bad_value("the chat template of the model", templates.chat_template, expected)
+    return source
+
+
+def _applied(templates: Any, turns: Turns, tools: Turns = ()) -> str:
     try:
-        return tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, **more)
-    except Exception as error:  # templates are programs, and raise whatever they like
-        reason = cut(" ".join(str(error).split()) or type(error).__name__)
+        return render(templates, turns, True, tools)
+    except OverBudget:
+        raise
+    except GenError as error:
         raise GenError(
-            f"the chat template of the model refuses the conversation: {reason}; expected roles and"
+            f"the chat template of the model refuses the conversation: {error}; expected roles and"
             " an order of turns that it takes"
         ) from None
 
@@ -208,8 +248,10 @@ def _takes(tokenizer: Any, content: str | list[dict[str, str]], role: str = "use
     if role != "user":
         turns.append({"role": "user", "content": "?"})
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # the template refuses the form
+        text = render(tokenizer, turns)
+    except OverBudget:
+        raise
+    except GenError:  # the template refuses the form
         return False
     is_quoted = f"'{PROBE}'" in text or f'"{PROBE}"' in text  # the list as a whole
     return PROBE in text and (isinstance(content, str) or not is_quoted)

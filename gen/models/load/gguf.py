@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.media.containers import require_package
 from gen.models.load.gguf_reader import (
     TOKENS,
@@ -34,6 +34,10 @@ ENDING = ".gguf"
 MAGIC = b"GGUF"  # first bytes of a file
 SHOWN = 8  # names that a message lists
 ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn, a message
+KINDS = {  # of metadata that is read here, by the end of the key
+    "_token_id": int, "split.count": int, "general.architecture": str, "chat_template": str,
+    "rope.scaling.type": str, "general.license": str,
+}  # fmt: skip
 SAMPLING = "general.sampling."  # how keys of the author's sampling parameters begin
 SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
@@ -63,6 +67,11 @@ class GgufFile:
                 or one part of several.
         """
         header = self._read()
+        for key in header.fields:
+            kind = next((kind for end, kind in KINDS.items() if str(key).endswith(end)), None)
+            if kind is not None and not isinstance(_value(header, key), kind):
+                expected = "a text" if kind is str else "an integer"
+                raise bad_value(f"{key} of model {self.name}", _value(header, key), expected)
         parts = _value(header, "split.count")
         if parts is not None and parts > 1:
             raise GenError(

@@ -134,7 +134,9 @@ class Shape:
 
 def parse_size(text: str, where: str) -> int:
     """Read a number of parameters such as ``85M`` or ``1.5B``. Raises ``GenError`` for others."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", str(text).strip().upper().replace("_", ""))
+    found = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?)([KMB]?)", str(text).strip().upper().replace("_", "")
+    )
     size = round(float(found[1]) * SUFFIXES[found[2]]) if found else 0
     if size < 1:
         raise bad_value(where, text, "a number of parameters, such as 85M, 300M or 1.5B")

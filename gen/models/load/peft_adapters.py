@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value, cut
+from gen.core.plain import is_finite
 from gen.models.load.hub import HUB, HubOptions, snapshot_of
 from gen.models.load.locate import readable
 from gen.models.load.routed import LowRank, RoutedLinear, Router
 from gen.models.load.weights import SHOWN, Weights
 
 CONFIG, FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
+MOST_REPEATS, LONGEST_PATTERN = 2, 500
 PREFIX, ENDS = "base_model.model.", {".lora_A.weight": "A", ".lora_B.weight": "B"}
 
 
@@ -79,8 +82,18 @@ def _found(folder: str | Path, hub: HubOptions) -> Path:
     return path
 
 
-def _require_lora(config: Mapping[str, Any], folder: str | Path) -> None:
+def _require_lora(config: Any, folder: str | Path) -> None:
     """Raise ``GenError`` for an adapter that is more or something else than low-rank matrices."""
+    if not isinstance(config, Mapping):
+        raise bad_value(f"{CONFIG} of adapter {folder}", config, "an object")
+    for key in ("r", "lora_alpha"):
+        _require_scale(key, config.get(key), folder)
+        patterns = config.get(PATTERNS[key])
+        if patterns is not None and not isinstance(patterns, Mapping):
+            raise bad_value(f"{PATTERNS[key]} of adapter {folder}", patterns, "an object")
+        for pattern, value in (patterns or {}).items():
+            _require_pattern(pattern, f"{PATTERNS[key]} of adapter {folder}")
+            _require_scale(f"{PATTERNS[key]}[{pattern!r}]", value, folder)
     kind = config.get("peft_type")
     wrong = None if kind == "LORA" else f"peft_type {kind!r}"
     for key in ("use_dora", "lora_bias", "modules_to_save", "fan_in_fan_out", "layer_replication"):
@@ -88,7 +101,28 @@ def _require_lora(config: Mapping[str, Any], folder: str | Path) -> None:
     if config.get("bias", "none") != "none":
         wrong = wrong or f"bias {config['bias']!r}"
     if wrong:
-        raise GenError(f"adapter {folder} has {wrong}; expected plain LoRA on linear layers")
+        raise GenError(f"adapter {folder} has {cut(wrong)}; expected plain LoRA on linear layers")
+
+
+def _require_scale(name: str, value: Any, folder: str | Path) -> None:
+    """Raise ``GenError`` for a rank or scale that is none."""
+    is_rank = name.startswith("r")
+    if not is_finite(value) or value <= 0 or (is_rank and not isinstance(value, int)):
+        expected = "an integer of at least 1" if is_rank else "a number above 0"
+        raise bad_value(f"{name} of adapter {folder}", value, expected)
+
+
+def _require_pattern(pattern: str, where: str) -> None:
+    """Raise ``GenError`` for a regular expression of layers that cannot be read, or that may try
+    many ways to match a name."""
+    few = sum(map(pattern.count, "*+?{")) <= MOST_REPEATS and len(pattern) <= LONGEST_PATTERN
+    try:
+        re.compile(pattern)
+        is_plain = few and not re.search(r"\)[*+?{]|\\[1-9gk]|\(\?P", pattern)
+    except (re.error, OverflowError, RecursionError):
+        is_plain = False
+    if not is_plain:
+        raise bad_value(where, pattern, "names of layers, with at most two repetitions each")
 
 
 def _scaled(
@@ -102,7 +136,7 @@ def _scaled(
         found = (v for k, v in table.items() if re.match(rf"(.*\.)?({k})$", layer))
         return next(found, config.get(usual))
 
-    rank, alpha = of("rank_pattern", "r"), of("alpha_pattern", "lora_alpha")
+    rank, alpha = of(PATTERNS["r"], "r"), of(PATTERNS["lora_alpha"], "lora_alpha")
     if a.dim() != 2 or b.dim() != 2 or not len(a) == b.shape[1] == rank:
         raise GenError(
             f"adapter {folder} has matrices {tuple(a.shape)} and {tuple(b.shape)} for layer"
@@ -153,7 +187,8 @@ def merge(network: nn.Module, folder: str | Path, name: str, hub: HubOptions = H
         hub: as of ``read_adapter``.
 
     Raises:
-        GenError: the adapter cannot be read, or does not fit; the network is unchanged.
+        GenError: the adapter cannot be read, or does not fit, and the network is unchanged; or the
+            sum is more than its type holds.
     """
     additions = read_adapter(folder, hub)
     layers = layers_of(network, additions, folder, name)
@@ -170,7 +205,19 @@ def merge(network: nn.Module, folder: str | Path, name: str, hub: HubOptions = H
             )
     for layer, linear in layers.items():
         x, weight = additions[layer], linear.weight
-        weight.copy_(weight.double() + (x.b @ x.a).to(weight.device))
+        total = weight.double() + (x.b @ x.a).to(weight.device)
+        _require_finite(total.to(weight.dtype), layer, folder)
+        weight.copy_(total)
+
+
+def _require_finite(weight: Tensor, layer: str, folder: str | Path) -> None:
+    """Raise ``GenError`` for a weight that its type does not hold."""
+    if not weight.isfinite().all():
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise GenError(
+            f"adapter {folder} makes the weight of {layer} infinite in {kind}; expected smaller"
+            " numbers, or another dtype"
+        )
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from gen.core.errors import GenError
 from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
+from gen.models.load.bounded_text import bounded_tokenizer, require_readable_rules
 from gen.models.load.fields import check_fields, check_layers
 from gen.models.load.gguf import GgufFile
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
@@ -175,8 +176,8 @@ def tokenizer_of(
     gguf: GgufFile | None = None,
     **more: Any,
 ) -> Any:
-    """Load the tokenizer of a folder with ``AutoTokenizer``, or that of a GGUF file in it. Raises
-    ``GenError`` if it cannot be read."""
+    """Load the tokenizer of a folder with ``AutoTokenizer``, or that of a GGUF file in it; its
+    rules run within bounds. Raises ``GenError`` if it cannot be read."""
     more["trust_remote_code"] = trust_remote_code
     if gguf is None:
         note_folder(Path(path), weights=False)
@@ -189,12 +190,18 @@ def tokenizer_of(
             said = json.loads(stated.read_text(encoding="utf-8"))
             check_fields(said, stated.name, str(name or path))
         if gguf is not None:
-            return gguf.tokenizer(**more)
+            return bounded_tokenizer(gguf.tokenizer(**more), str(name or path))
+        require_readable_rules(Path(path) / "tokenizer.json", str(name or path))
         with quiet():
-            return transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, **more)
+            tokenizer = transformers().AutoTokenizer.from_pretrained(
+                path, local_files_only=True, **more
+            )
+        return bounded_tokenizer(tokenizer, str(name or path))
     except GenError:
         raise
-    except Exception as error:  # the library raises bare Exceptions
+    except BaseException as error:  # the library raises bare Exceptions, and panics that are none
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         reason = " ".join(str(error).split())[:200]
         raise GenError(
             f"the tokenizer of {name or path} cannot be read: {reason}; expected tokenizer.json, or"

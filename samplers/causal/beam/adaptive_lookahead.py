@@ -147,7 +147,7 @@ class AdaptiveLookahead(SearchSampler):
     """
 
     entropy_threshold: float = number(1.0)
-    candidates: int = integer(3, least=1)
+    candidates: int = integer(3, least=1, each="row")
     lookahead_length: int = integer(5, least=1)
 
     papers = ("2506.08980",)

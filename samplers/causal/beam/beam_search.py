@@ -103,7 +103,7 @@ class BeamSearch(PoolSampler):
     ``early_stopping``, ``rank``: those of ``PoolSampler``.
     """
 
-    num_beams: int = integer(4, least=1)
+    num_beams: int = integer(4, least=1, each="row")
     num_beam_groups: int = integer(1, least=1)
     diversity_penalty: float = number(0.0)
 

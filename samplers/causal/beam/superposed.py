@@ -127,7 +127,7 @@ class Superposed(PoolSampler):
     without any loses. ``length_penalty``, ``early_stopping``, ``rank``: those of ``PoolSampler``.
     """
 
-    num_drafts: int = integer(3, least=1)
+    num_drafts: int = integer(3, least=1, each="row")
     token_candidates: int = integer(9, least=1)
     ngram_weight: float = number(0.0, most=1.0)
     miss_penalty: float = number(200.0)

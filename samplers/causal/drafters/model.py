@@ -305,7 +305,7 @@ class DraftsWithModel(CausalSampler):
     """
 
     draft_model: str | None = draft_model()
-    num_speculative_tokens: int | str = param(5, int, 1, also=(AUTO,))
+    num_speculative_tokens: int | str = param(5, int, 1, also=(AUTO,), each="column")
     policy: str = part("constant", "length_policy")
     draft_temperature: float | None = param(None, float, 0, also=(None,))
     draft_guidance: float | None = param(None, float, also=(None,))

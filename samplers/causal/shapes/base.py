@@ -40,7 +40,7 @@ class BudgetParams(Params):
         tree_depth: drafts of a path at most.
     """
 
-    nodes: int | str = param(16, int, 1, also=(AUTO,))
+    nodes: int | str = param(16, int, 1, also=(AUTO,), each="column")
     tree_depth: int = integer(8, least=1)
 
 

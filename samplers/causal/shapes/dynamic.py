@@ -103,7 +103,7 @@ class BeamParams(BudgetParams):
         beam_width: paths that go on at every depth.
     """
 
-    beam_width: int = integer(4, least=1)
+    beam_width: int = integer(4, least=1, each="column")
 
 
 @register("shape", "beam", params=BeamParams)

@@ -197,8 +197,8 @@ class PathParams(Params):
             trunk's end; 0 for a trunk of fixed length.
     """
 
-    paths: int = integer(4, least=1)
-    path_length: int = integer(4, least=1)
+    paths: int = integer(4, least=1, each="column")
+    path_length: int = integer(4, least=1, each="column")
     trunk: int = integer(0)
     branch_below: float = number(0.0, most=1.0)
 

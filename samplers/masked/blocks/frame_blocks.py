@@ -35,7 +35,7 @@ class FrameBlocks(MaskedIterative):
     """Decodes frames in order, and the positions of each frame in parallel. ``steps``: forward
     passes per frame. The other parameters are those of ``masked_iterative``."""
 
-    steps: int = integer(8, least=1)
+    steps: int = integer(8, least=1, each="step")
 
     papers = ("2503.09573", "2412.14169")
     protocol = "blocks"

@@ -85,7 +85,7 @@ class ChainSampler(Sampler):
             with temperature and filters.
     """
 
-    num_drafts: int = integer(4, least=1)
+    num_drafts: int = integer(4, least=1, each="row")
     order: str = "confidence"
     confidence_on: str = choice("raw", ("raw", "shaped"))
 
