@@ -75,8 +75,8 @@ class OwnCaptions:
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """Those of the modality without guidance, whose scale suits its own models: small models of
-        few media obey captions less with it."""
+        """Those of the modality without guidance, whose scale suits its own models: it did not help
+        small models of few media."""
         return {k: v for k, v in super().default_sampling.items() if k != "guidance_scale"}
 
     def parse(self, condition: Condition) -> str:
