@@ -226,6 +226,9 @@ def test_a_model_without_conditions_says_so_and_needs_no_prompt(root, tmp_path, 
     model = str(root / "N-run" / "model")
     pipe = gen.load("image", model)
     assert "guidance_scale" not in pipe.config["sampling"]
+    captioned = gen.load("image", str(root / "D-run" / "model"))
+    assert "guidance_scale" not in captioned.config["sampling"]
+    assert "guidance_scale" in gen.load("image").config["sampling"]  # control
     assert len(pipe(num_samples=2, seed=0).images) == 2
     with pytest.raises(GenError, match=r"'a dog', and model .* was trained without conditions"):
         pipe("a dog")
