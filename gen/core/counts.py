@@ -19,7 +19,7 @@ from gen.core.errors import bad_value
 from gen.core.token_space import TokenSpace
 
 SHARE = 0.5  # of the free memory that one count may take
-ITEM = 4096.0  # bytes of one item: its plan, condition, statistics and place in the output
+ITEM = 4096.0  # bytes of one item: its plan, condition, statistics and entry in the output
 BYTES = {  # of one more, by what it is; see ``bytes_of``
     "row": "its tokens and the distribution of its next one",
     "column": "the distribution of one more position in a pass",

@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import socket
+import sys
 import traceback
 from pathlib import Path
 
@@ -183,6 +184,6 @@ def test_a_reader_that_waits_for_a_pipe_is_seen(calm, monkeypatch):
     """The control: with the guard of pipes broken, a digest waits for ever."""
     folder, layout = calm
     monkeypatch.setattr("gen.store.manifest.sha256", lambda path: path.read_bytes())
-    monkeypatch.setattr("test_job_folders.SECONDS", 1.0)
+    monkeypatch.setattr(sys.modules[__name__], "SECONDS", 1.0)
     name = "shards/00000.tar" if layout == "shards" else "000001-beta-s0.txt"
     assert any("hung" in w for w in wrong_after(folder, layout, name, "fifo"))
