@@ -214,6 +214,7 @@ def test_without_its_guard_a_tag_runs(tmp_path, monkeypatch):
     assert any("executed" in w for w in wrong_of({"tag": DOCUMENTS["tag"]}, tmp_path))
 
 
+@pytest.mark.slow
 def test_without_its_guard_the_laughs_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("gen.config.yaml_text.find_problem", lambda text: None)
     monkeypatch.setattr("gen.config.layers.load_yaml", lambda text: len(json.dumps(_loaded(text))))

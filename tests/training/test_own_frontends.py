@@ -83,6 +83,7 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEW)
 def test_a_killed_training_of_a_frontend_ends_with_the_same_weights(
     name, media, tmp_path, monkeypatch
