@@ -89,7 +89,7 @@ def write_gallery(folder: Path) -> Path:
 def _version(folder: Path) -> Any:
     try:
         stat = (folder / MANIFEST).stat()
-    except FileNotFoundError:
+    except OSError:  # none, or a link that leads nowhere
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 

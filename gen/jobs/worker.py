@@ -278,7 +278,7 @@ class Worker:
         beside the tars are read instead."""
         try:
             about = (self.folder / MANIFEST).stat()
-        except FileNotFoundError:
+        except OSError:  # none, or a link that leads nowhere
             return False
         version = about.st_ino, about.st_size, about.st_mtime_ns
         if self.tars or version == self.base_of:

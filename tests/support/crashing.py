@@ -323,6 +323,9 @@ def contents(folder: Path) -> dict[str, Any]:
         name = path.relative_to(folder).as_posix()
         if name.partition("/")[0] in DERIVED or path.is_dir():
             continue
+        if not path.is_file():  # a pipe would be read for ever
+            found[name] = "no regular file"
+            continue
         lines = path.name == MANIFEST or (name.startswith(f"{SHARDS}/") and path.suffix == ".jsonl")
         found[name] = [_lasting(r) for r in parse_rows(path)] if lines else path.read_bytes()
     if (folder / WORK).exists():
