@@ -161,7 +161,7 @@ def test_files_that_hold_no_arrays_are_one_clear_line(tmp_path):
     assert len(read_npz(path, ("x",))["x"]) == 400
     with pytest.raises(GenError, match=r"a.npz has no 'y'; it has x$"):
         read_npz(path, ("x", "y"))
-    with pytest.raises(GenError, match=r"b.npz does not exist, or is no regular file; expected an .npz file$"):
+    with pytest.raises(GenError, match="b.npz does not exist, or is no regular file"):
         read_npz(tmp_path / "b.npz", ("x",))
     flipped = [
         whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :] for at in range(40, 400, 24)
