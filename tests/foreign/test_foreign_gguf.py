@@ -45,34 +45,36 @@ TEXT, ARRAY = 8, 9
 HUGE = (1, 10**6, 2**40, 2**64 - 1)
 
 
+def behind(raw: bytes, kind: int, at: int) -> int:
+    """Return the offset behind a value of a kind that begins at ``at``."""
+    if kind == TEXT:
+        return at + 8 + struct.unpack_from("<Q", raw, at)[0]
+    if kind == ARRAY:
+        kind, count = struct.unpack_from("<IQ", raw, at)
+        at += 12
+        for _ in range(count):
+            at = behind(raw, kind, at)
+        return at
+    return at + WIDTHS[kind]
+
+
 def counts_of(raw: bytes):
-    """Yield the place and the width of every count, length, dimension and offset of a file."""
+    """Yield the position and the width of every count, length, dimension and offset of a file."""
     tensors, fields = struct.unpack_from("<QQ", raw, 8)
     yield from ((8, 8), (16, 8))
     at = 24
 
-    def behind(kind: int, at: int) -> int:
-        if kind == TEXT:
-            return at + 8 + struct.unpack_from("<Q", raw, at)[0]
-        if kind == ARRAY:
-            kind, count = struct.unpack_from("<IQ", raw, at)
-            at += 12
-            for _ in range(count):
-                at = behind(kind, at)
-            return at
-        return at + WIDTHS[kind]
-
     for _ in range(fields):
-        at = behind(TEXT, at)
+        at = behind(raw, TEXT, at)
         (kind,) = struct.unpack_from("<I", raw, at)
         at += 4
         if kind == ARRAY:
             yield from ((at, 4), (at + 4, 8))
         elif kind in (4, 5, TEXT):
             yield at, 8 if kind == TEXT else 4
-        at = behind(kind, at)
+        at = behind(raw, kind, at)
     for _ in range(min(tensors, 3)):
-        at = behind(TEXT, at)
+        at = behind(raw, TEXT, at)
         (axes,) = struct.unpack_from("<I", raw, at)
         yield at, 4
         yield from ((at + 4 + 8 * axis, 8) for axis in range(axes))
@@ -137,20 +139,9 @@ def fields_of(raw: bytes):
     """Yield the key of every field, and where it begins, its value begins, and it ends."""
     count, at = struct.unpack_from("<Q", raw, 16)[0], 24
 
-    def behind(kind: int, at: int) -> int:
-        if kind == TEXT:
-            return at + 8 + struct.unpack_from("<Q", raw, at)[0]
-        if kind == ARRAY:
-            kind, count = struct.unpack_from("<IQ", raw, at)
-            at += 12
-            for _ in range(count):
-                at = behind(kind, at)
-            return at
-        return at + WIDTHS[kind]
-
     for _ in range(count):
-        begin, value = at, behind(TEXT, at)
-        at = behind(struct.unpack_from("<I", raw, value)[0], value + 4)
+        begin, value = at, behind(raw, TEXT, at)
+        at = behind(raw, struct.unpack_from("<I", raw, value)[0], value + 4)
         yield raw[begin + 8 : value].decode(), begin, value, at
 
 

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from bounded import bounded
+from foreign import with_canary, wrong_of_files
 
 from gen.config.entries import fingerprint
 from gen.config.inputs import iter_rows
@@ -76,19 +76,11 @@ def look(path: Path) -> str:
 
 def wrong_of(inputs: dict[str, str | bytes], folder: Path, read=look, suffix="yaml") -> list[str]:
     """Read all inputs, and return what was wrong with the ends."""
-    wrong, canary = [], folder / "canary"
+    files = {}
     for name, text in inputs.items():
-        data = text if isinstance(text, bytes) else text.replace("CANARY", str(canary)).encode()
-        path = folder / f"job.{name.rpartition('.')[2] if '.' in name else suffix}"
-        path.write_bytes(data)
-        ended = bounded(lambda path=path: read(path))
-        if ended.how not in ("returned", "refused") or "\n" in ended.said:
-            wrong.append(f"{name[:60]}: {ended.how} {ended.said[-600:]}")
-        if canary.exists():
-            wrong.append(f"{name}: was executed")
-            canary.unlink()
-        path.unlink()
-    return wrong
+        data = text if isinstance(text, bytes) else with_canary(text, folder).encode()
+        files[name] = f"job.{name.rpartition('.')[2] if '.' in name else suffix}", data
+    return wrong_of_files(files, read, folder)
 
 
 def test_documents_are_read_or_refused(tmp_path, monkeypatch):

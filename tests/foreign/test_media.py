@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bounded import bounded
+from foreign import wrong_of_files
 from hostile_media import archives, arrays, clips, images, sounds
 
 from gen.core.errors import GenError
@@ -62,19 +63,8 @@ KINDS = {
 def wrong_of(kind: str, folder: Path, step: int = 1) -> tuple[int, list[str]]:
     """Read all inputs of a kind. Return their number, and what was wrong."""
     make, read = KINDS[kind]
-    canary = folder / "canary"
-    inputs = list(make(canary).items())[::step]
-    wrong = []
-    for name, data in inputs:
-        path = folder / name
-        path.write_bytes(data)
-        ended = bounded(lambda path=path: read(path))
-        if ended.how not in ("returned", "refused") or "\n" in ended.said:
-            wrong.append(f"{name}: {ended.how} {ended.said[-500:]}")
-        if canary.exists():
-            wrong.append(f"{name}: was executed")
-            canary.unlink()
-        path.unlink()
+    inputs = list(make(folder / "canary").items())[::step]
+    wrong = wrong_of_files({name: (name, data) for name, data in inputs}, read, folder)
     return len(inputs), wrong
 
 

@@ -34,6 +34,30 @@ def require_held(name: Any, ended: Ended, folder: Path, seconds: float = SECONDS
     assert not (folder / "canary").exists(), (name, "was executed")
 
 
+def wrong_of_files(
+    inputs: Mapping[str, tuple[str, bytes]], read: Callable[[Path], object], folder: Path
+) -> list[str]:
+    """Read files one after the other, each within limits; return what was wrong with the ends.
+
+    Args:
+        inputs: name and bytes of the file of every input, by the input's name.
+        read: what reads a file.
+        folder: folder of the files, and of the canary.
+    """
+    wrong, canary = [], folder / "canary"
+    for name, (file, data) in inputs.items():
+        path = folder / file
+        path.write_bytes(data)
+        ended = bounded(lambda path=path: read(path))
+        if ended.how not in HELD or "\n" in ended.said:
+            wrong.append(f"{name[:60]}: {ended.how} {ended.said[-600:]}")
+        if canary.exists():
+            wrong.append(f"{name}: was executed")
+            canary.unlink()
+        path.unlink()
+    return wrong
+
+
 def each(calls: Mapping[str, Callable[[], object]]) -> dict[str, Ended]:
     """Run calls one after the other in one process with limits, each with a time of its own.
 
