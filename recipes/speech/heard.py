@@ -23,7 +23,7 @@ from PIL import Image
 from gen.core.errors import GenError
 from gen.core.files import put
 from gen.eval.metric import Item
-from gen.eval.metrics.wer import WER
+from gen.eval.metrics.wer import WER, Recogniser
 from gen.media.audio import write_wav
 from gen.media.spectrogram import spectrogram_png
 from gen.pipeline.pipeline import load
@@ -67,22 +67,27 @@ def read(folder: Path, frontend: str | None) -> tuple[list[str], dict[str, list[
 
 
 def listen(
-    asr: str, captions: Sequence[str], waves: Sequence[np.ndarray], rate: int, folder: Path
+    metric: WER,
+    recogniser: Recogniser,
+    captions: Sequence[str],
+    waves: Sequence[np.ndarray],
+    rate: int,
+    folder: Path,
 ) -> tuple[list[str], float]:
     """Write sounds, and return what is heard in each, and the word error rate of all.
 
     Args:
-        asr: folder of a recogniser.
+        metric: the metric.
+        recogniser: what its ``open`` returned.
         captions: captions of the sounds.
         waves: sounds float32 [n].
         rate: their sampling rate.
         folder: folder to write into.
     """
-    metric, texts = WER(asr=asr, text=SENTENCE), []
-    opened = metric.open(torch.device("cpu"))
+    texts: list[str] = []
 
     def hear(wave: np.ndarray, rate: int) -> str:
-        texts.append(opened.function(wave, rate).strip())
+        texts.append(recogniser.function(wave, rate).strip())
         return texts[-1]
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,8 +96,8 @@ def listen(
         path = folder / f"{number:03d}.wav"
         write_wav(path, wave, rate)
         item = Item({"prompt": caption, "meta": {SENTENCE: sentence_of(caption)}}, path)
-        samples.append((item, metric.read(item, opened)))
-    total = metric.measure(iter(samples), replace(opened, function=hear))
+        samples.append((item, metric.read(item, recogniser)))
+    total = metric.measure(iter(samples), replace(recogniser, function=hear))
     return texts, metric.scores(total, None)["wer"]
 
 
@@ -132,13 +137,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of sounds and pictures")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    metric = WER(asr=args.asr, text=SENTENCE)
+    recogniser = metric.open(torch.device("cpu"))
     captions, waves, rate = read(args.folder, args.frontend)
     if args.model:
         waves[SPOKEN] = speak(args.model, captions, args.seed)
     heard, rates = {}, {}
     for kind, sounds in waves.items():
         folder = args.out / kind.replace(" ", "-")
-        heard[kind], rates[kind] = listen(args.asr, captions, sounds, rate, folder)
+        heard[kind], rates[kind] = listen(metric, recogniser, captions, sounds, rate, folder)
     for number, caption in enumerate(captions):
         print(caption)
         for kind, texts in heard.items():
