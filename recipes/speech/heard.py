@@ -4,8 +4,8 @@ codec decodes of their codes, and of what a model speaks.
     python -m gen.recipes.speech.heard SENTENCES/held --asr models/whisper-tiny-en \
       --frontend F/model --model E/model --out HEARD
 
-``--asr`` is the folder of a speech recogniser of transformers. ``HEARD`` gets the sounds, and a
-picture of spectrograms. Copy synthesis is the limit of every model of the codes.
+``--asr`` is the folder of a Whisper. ``HEARD`` gets the sounds and an image of spectrograms, a row
+of each. Copy synthesis is the limit of every model of the codes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,83 +21,49 @@ from PIL import Image
 
 from gen.core.errors import GenError
 from gen.core.files import put
-from gen.eval.metric import Item
-from gen.eval.metrics.wer import WER, Recogniser
-from gen.media.audio import write_wav
+from gen.media.audio import read_wav, write_wav
 from gen.media.spectrogram import spectrogram_png
+from gen.models.load.locate import locate
 from gen.pipeline.pipeline import load
-from gen.training.frontends import load_encoder
-from gen.training.sources import find_sources, read_source
+from gen.recipes.speech.real_speech import errors
+from gen.tokenizers.audio.codecs import open_codec
 
 SHOWN = 4  # sentences whose spectrograms are drawn
-PICTURE = "spectrograms.png"
-SENTENCE = "sentence"  # key of a row: what is said, without the name of the voice
+SHEET = "spectrograms.png"
+LONGEST = 64  # tokens that are heard in a sentence; Whisper repeats itself where it hears no words
 ORIGINALS, COPIES, SPOKEN = "originals", "copy synthesis", "model"
 
 
-def read(folder: Path, frontend: str | None) -> tuple[list[str], dict[str, list[np.ndarray]], int]:
+def read(folder: Path, frontend: str) -> tuple[list[str], dict[str, list[np.ndarray]], int]:
     """Read the sentences of a folder, and encode and decode them.
 
     Args:
         folder: sounds with texts beside them.
-        frontend: zoo name or folder of a codec; None takes the modality's own.
+        frontend: zoo name or folder of a codec.
 
     Returns:
         Captions, the waves float32 [n] of ``ORIGINALS`` and ``COPIES``, and their sampling rate.
 
     Raises:
-        GenError: a sound without a text.
+        GenError: no sounds, or a sound without a text.
     """
-    encoder = load_encoder("speech", frontend)
-    codec = encoder.frontend
+    codec = open_codec(Path(locate(frontend, "frontend")))
     frame = codec.config.compression[0]
-    captions, waves = [], {ORIGINALS: [], COPIES: []}
-    for source in find_sources(folder, "speech"):
-        (medium,) = read_source(source, encoder.modality, 0, True, codec.rate)
-        if medium.condition is None:
-            raise GenError(f"{source.name} has no text; expected what is said in it")
-        captions.append(medium.condition["text"])
-        wave = np.asarray(medium.media)
+    captions: list[str] = []
+    waves: dict[str, list[np.ndarray]] = {ORIGINALS: [], COPIES: []}
+    for path in sorted(folder.glob("*.wav")):
+        text = path.with_suffix(".txt")
+        if not text.is_file():
+            raise GenError(f"{path} has no text; expected what is said in {text.name}")
+        captions.append(text.read_text(encoding="utf-8").strip())
+        wave = read_wav(path, codec.rate)
         wave = np.pad(wave, (0, -len(wave) % frame))
         codes = codec.encode(codec.preprocess(wave)[None])
         waves[ORIGINALS].append(wave)
         waves[COPIES].append(np.asarray(codec.postprocess(codec.decode(codes)[0])))
+    if not captions:
+        raise GenError(f"{folder} has no sounds; expected WAV files, with texts beside them")
     return captions, waves, codec.rate
-
-
-def listen(
-    metric: WER,
-    recogniser: Recogniser,
-    captions: Sequence[str],
-    waves: Sequence[np.ndarray],
-    rate: int,
-    folder: Path,
-) -> tuple[list[str], float]:
-    """Write sounds, and return what is heard in each, and the word error rate of all.
-
-    Args:
-        metric: the metric.
-        recogniser: what its ``open`` returned.
-        captions: captions of the sounds.
-        waves: sounds float32 [n].
-        rate: their sampling rate.
-        folder: folder to write into.
-    """
-    texts: list[str] = []
-
-    def hear(wave: np.ndarray, rate: int) -> str:
-        texts.append(recogniser.function(wave, rate).strip())
-        return texts[-1]
-
-    folder.mkdir(parents=True, exist_ok=True)
-    samples = []
-    for number, (caption, wave) in enumerate(zip(captions, waves, strict=True)):
-        path = folder / f"{number:03d}.wav"
-        write_wav(path, wave, rate)
-        item = Item({"prompt": caption, "meta": {SENTENCE: sentence_of(caption)}}, path)
-        samples.append((item, metric.read(item, recogniser)))
-    total = metric.measure(iter(samples), replace(recogniser, function=hear))
-    return texts, metric.scores(total, None)["wer"]
 
 
 def sentence_of(caption: str) -> str:
@@ -106,21 +71,29 @@ def sentence_of(caption: str) -> str:
     return caption.partition(": ")[2] or caption
 
 
-def speak(model: str, captions: Sequence[str], seed: int) -> list[np.ndarray]:
-    """Speak captions with a model, as it samples by default."""
+def speak(model: str, captions: Sequence[str], seed: int, temperature: float) -> list[np.ndarray]:
+    """Speak captions with a model."""
     pipe = load("speech", model=model, device="cpu")
-    return [np.asarray(wave) for wave in pipe(list(captions), seed=seed, progress=False).media]
+    made = pipe(list(captions), seed=seed, temperature=temperature, progress=False)
+    return [np.asarray(wave) for wave in made.media]
+
+
+def transcribe(asr: str, waves: Sequence[np.ndarray], rate: int) -> list[str]:
+    """Return what a Whisper hears in sounds float32 [n]."""
+    pipe = load("text", model=asr, device="cpu", dtype="float32", max_new_tokens=LONGEST)
+    prompts = [{"audio": (wave, rate)} for wave in waves]
+    return [str(text).strip() for text in pipe(prompts, temperature=0.0, progress=False).media]
 
 
 def drawn(rows: Sequence[Sequence[np.ndarray]], rate: int, gap: int = 4) -> Image.Image:
     """Draw the spectrograms of sounds float32 [n], every list of them as a row."""
-    pictures = [[spectrogram_png(wave, rate) for wave in row] for row in rows]
-    wide, high = pictures[0][0].size
-    size = (len(pictures[0]) * (wide + gap) - gap, len(pictures) * (high + gap) - gap)
+    images = [[spectrogram_png(wave, rate) for wave in row] for row in rows]
+    wide, high = images[0][0].size
+    size = (len(images[0]) * (wide + gap) - gap, len(images) * (high + gap) - gap)
     made = Image.new("RGB", size, "white")
-    for y, row in enumerate(pictures):
-        for x, picture in enumerate(row):
-            made.paste(picture, (x * (wide + gap), y * (high + gap)))
+    for y, row in enumerate(images):
+        for x, image in enumerate(row):
+            made.paste(image, (x * (wide + gap), y * (high + gap)))
     return made
 
 
@@ -128,32 +101,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="sounds with texts beside them")
-    parser.add_argument(
-        "--asr", required=True, help="folder of a speech recogniser, such as Whisper"
-    )
-    parser.add_argument("--frontend", help="codec (that of the built-in models)")
+    parser.add_argument("--asr", required=True, help="folder of a Whisper")
+    parser.add_argument("--frontend", default="speech-codec", help="codec (speech-codec)")
     parser.add_argument("--model", help="model that speaks the captions")
     parser.add_argument("--seed", type=int, default=0, help="seed of its samples (0)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of sounds and pictures")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of its samples (1)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of sounds and spectrograms")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    metric = WER(asr=args.asr, text=SENTENCE)
-    recogniser = metric.open(torch.device("cpu"))
     captions, waves, rate = read(args.folder, args.frontend)
     if args.model:
-        waves[SPOKEN] = speak(args.model, captions, args.seed)
-    heard, rates = {}, {}
+        waves[SPOKEN] = speak(args.model, captions, args.seed, args.temperature)
+    heard = {kind: transcribe(args.asr, sounds, rate) for kind, sounds in waves.items()}
     for kind, sounds in waves.items():
         folder = args.out / kind.replace(" ", "-")
-        heard[kind], rates[kind] = listen(metric, recogniser, captions, sounds, rate, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, wave in enumerate(sounds):
+            write_wav(folder / f"{number:03d}.wav", wave, rate)
     for number, caption in enumerate(captions):
         print(caption)
         for kind, texts in heard.items():
             print(f"  {kind:15s}{texts[number]}")
-    picture = drawn([sounds[:SHOWN] for sounds in waves.values()], rate)
-    put(args.out / PICTURE, lambda part: picture.save(part, format="PNG"))
-    for kind, found in rates.items():
-        print(f"word error rate, {kind}: {found:.1%}")
+    image = drawn([sounds[:SHOWN] for sounds in waves.values()], rate)
+    put(args.out / SHEET, lambda part: image.save(part, format="PNG"))
+    said = [sentence_of(caption) for caption in captions]
+    for kind, texts in heard.items():
+        print(f"word error rate, {kind}: {errors(texts, said):.1%}")
     return 0
 
 

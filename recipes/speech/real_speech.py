@@ -106,11 +106,11 @@ def decoded(
     return rows, out.media, float(np.mean([s.nfe for s in out.stats])), taken
 
 
-def errors(texts: Sequence[str]) -> float:
-    """Return the word error rate of all sentences, without case and punctuation."""
+def errors(texts: Sequence[str], said: Sequence[str] = SENTENCES) -> float:
+    """Return the word error rate of texts against what was said, without case and punctuation."""
     jiwer = require_package("jiwer", '"gen-toolkit[eval]"', "word error rates")
     plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
-    return jiwer.wer([plain(text) for text in SENTENCES], [plain(text) for text in texts])
+    return jiwer.wer([plain(text) for text in said], [plain(text) for text in texts])
 
 
 def compare(folder: Path, threads: int) -> bool:
