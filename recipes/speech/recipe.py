@@ -192,6 +192,7 @@ class Training(nn.Module):
         for layer, table in zip(self._layers(), self.tables, strict=True):
             layer.codebook.embed_sum.copy_(table.detach())
             layer.codebook.cluster_usage.fill_(1.0)
+            layer.codebook._embed = None  # the class keeps the quotient of both once it is asked
         return self.codec
 
 

@@ -23,7 +23,8 @@ from gen.training.config import make_training
 from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.frontend_tasks import FrontendTask
 from gen.training.frontends import load_encoder
-from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr
+from gen.training.media_data import load_media
+from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr, reconstruct
 from gen.training.run import train
 from gen.training.shards import read_json
 
@@ -94,6 +95,16 @@ def test_a_codec_starts_from_another_one_with_codebooks_of_its_own(media, tmp_pa
     assert all(torch.allclose(kept[k], layers[k].float(), atol=1e-6) for k in names)
     codes = made.frontend.encode(torch.randn(1, 1, 6400) * 0.1)
     assert codes.shape == (1, 3, 10) and codes.max() < 16
+
+
+def test_the_figure_of_a_codec_is_that_of_the_folder_that_is_written(media, tmp_path):
+    """Also behind a checkpoint, whose page asked for the codes of that step."""
+    asked = {"modality": "speech", "start": "speech-codec", "codes": 16}
+    keys = {"steps": 6, "validation": 0.0}
+    done = train(config(media["speech"], tmp_path / "F", asked, **keys), lambda text: None)
+    written = load_encoder("speech", tmp_path / "F" / "model")
+    made = reconstruct(written, [*load_media(media["speech"], "speech").batch(torch.arange(6))])
+    assert done["reconstruction"] == made.to_dict()
 
 
 def test_the_size_of_sounds_is_a_number(media, tmp_path):
