@@ -13,7 +13,7 @@ from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.contracts.draft_model import DRAFTING, DraftModel
-from gen.contracts.modality import BUILT_IN, CONDITIONS, NOTHING, Modality
+from gen.contracts.modality import BUILT_IN, CONDITIONS, Modality, without_guidance
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -128,10 +128,9 @@ class Defaults:
         more = {"dtype": dtype, "draft": None if draft is None else DraftModel.find(draft, hub)}
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            said = dict(own.default_sampling)
-            if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
-                said.pop("guidance_scale", None)
             needs = files.config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+            # the scale suits the modality's own prompts
+            said = own.default_sampling if needs else without_guidance(own.default_sampling)
             return replace(cls.of(own, said, protocols, kind), needs_prompt=needs, **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})
