@@ -41,7 +41,7 @@ def server():
         yield made
 
 
-def until(true, seconds=20.0) -> None:
+def until(true, seconds=60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true"
