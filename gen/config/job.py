@@ -82,8 +82,7 @@ def load_config(
     """
     path = find_config(path_or_name)
     tree = read_yaml(path, allow_env)
-    if not trust_job:
-        refuse_untrusted(tree, str(path_or_name))
+    refuse_untrusted(tree, str(path_or_name), trust_job)
     return make_job(
         tree,
         overrides,

@@ -142,8 +142,7 @@ def join_job(
     (``gen.core.trust``).
     """
     folder = require_job(folder)
-    if not trust_job:
-        refuse_untrusted(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    refuse_untrusted(read_yaml(folder / CONFIG), str(folder / CONFIG), trust_job)
     report = run_worker(folder, slot=slot, device=device, progress=progress, stop=stop)
     if not report.stopped:
         publish(folder, read_plan(folder))
