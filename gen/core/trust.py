@@ -100,7 +100,7 @@ POWERS = (
         "gen.models.load.pretrained",
     ),
     Power("addresses", "opens a connection", _connects, "gen.config.data_sets", depth=1),
-    Power("pickles", "reads pickles, which run code", _unpickles, "gen.config.data_sets", word=False),
+    Power("pickles", "reads pickles", _unpickles, "gen.config.data_sets", word=False),
 )
 
 

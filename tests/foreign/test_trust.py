@@ -112,7 +112,7 @@ def test_the_record_of_a_saved_pipeline_is_held_to_the_list(tmp_path, options):
 
 
 def pickles(place: Path, canary: Path) -> dict[str, str]:
-    """Write files with a pickle that makes a file, each where a job has it read; return the jobs."""
+    """Write files with a pickle that makes a file, where jobs have them read; return the jobs."""
     model, good, adapter = place / "foreign", place / "good", place / "adapter"
     causal(model)
     causal(good)
