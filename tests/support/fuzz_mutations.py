@@ -23,7 +23,7 @@ import yaml
 Files = dict[str, bytes | None]
 GONE = b"gone"  # comment of an entry for a file that is not there
 MOST = 1 << 20  # bytes of one file
-COMMAND = "touch CANARY"  # with the path of the canary, see ``fuzzing``
+TAG = "!!python/object/apply:os.system ['touch CANARY']"  # the path of the canary, see ``fuzzing``
 TEMPLATES = (
     "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
     "{{ 'a' * 2000000000 }}", "{% for m in messages %}{{ m }}{% endfor %}", "{{ messages[0] }}",
@@ -36,7 +36,7 @@ NUMBERS = (
 )  # fmt: skip
 TEXTS = (
     "", "x", " ", "\0", "a\nb", "\ud800", "\u0663", "\u202e", "é" * 300, "a" * 70_000, "../..",
-    "/dev/zero", "/etc/passwd", "CANARY", "!!python/object/apply:os.system ['touch CANARY']",
+    "/dev/zero", "/etc/passwd", "CANARY", TAG,
     "None", "null", "true", "1e400", "-1", "NaN", "__class__", "${oc.env:HOME}", "*a", "&a", "<<",
     *TEMPLATES, *PATTERNS,
 )  # fmt: skip
@@ -46,7 +46,7 @@ WORDS = (
     b"\xef\xbb\xbf", b"#", b"&a ", b"*a", b"!!binary ", b"---\n", b"%YAML 9\n", b"\xed\xa0\x80",
     b"nan", b"1e999", b"%s", b"$", b"{{", b"}}", b"{%", b"%}",
 )  # fmt: skip
-DIGITS = re.compile(rb"-?\d+")
+DIGITS, SCALAR = re.compile(rb"-?\d+"), re.compile(rb"(?<=[:-] )[^\n\[{]+")  # of YAML
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -98,8 +98,9 @@ def mutate(base: Files, given: Files, dice: random.Random) -> Files:
 
 def mutated(data: bytes, dice: random.Random) -> bytes:
     """Return another file."""
-    if dice.random() < 0.25:
-        return _bytes(data, dice)
+    how = dice.random()
+    if how < 0.4:
+        return (_text if how < 0.2 and _is_text(data) else _bytes)(data, dice)
     for form in (_archive, _chunks, _headed, _tree, _lines):
         changed = form(data, dice)
         if changed is not None:
@@ -142,12 +143,17 @@ def _bytes(data: bytes, dice: random.Random) -> bytes:
 
 
 def _text(data: bytes, dice: random.Random) -> bytes:
-    """Put a word in, replace a number, or repeat or drop a part."""
+    """Put a word in, replace a number or a value of YAML, or repeat or drop a part."""
     numbers = list(DIGITS.finditer(data))
     if numbers and dice.random() < 0.4:
         number = dice.choice(numbers)
         new = dice.choice((*map(_spelled, NUMBERS), b"", b"x", b"1.5.2", "٣".encode(), b"9" * 5000))
         return data[: number.start()] + new + data[number.end() :]
+    scalars = list(SCALAR.finditer(data))
+    if scalars and dice.random() < 0.3:
+        value = dice.choice(scalars)
+        new = dice.choice(TEXTS).encode(errors="surrogatepass")
+        return data[: value.start()] + new + data[value.end() :]
     at = dice.randrange(len(data) + 1)
     end = min(len(data), at + dice.choice((1, 5, 30, 200)))
     part = data[at:end]

@@ -14,7 +14,7 @@ import byte_folders
 import hostile_media
 import numpy as np
 import torch
-from fuzz_mutations import Files
+from fuzz_mutations import TAG, Files
 from safetensors.torch import load_file, save_file
 
 import gen
@@ -237,7 +237,7 @@ def job_files(folder: Path) -> list[Files]:
     folder.mkdir(exist_ok=True)
     texts = [json.dumps(x, indent=1) for x in (JOB, ENTRIES, SWEEP)]
     plain = "modality: text\nsampler: &a fast_dllm\nname: *a\nprompts:\n- sort 3 1 2 =\n- b\n"
-    return [{"job.yaml": plain.encode()}, *({"job.yaml": t.encode()} for t in texts)]
+    return [{"job.yaml": t.encode()} for t in (plain, f"{plain}prefix: {TAG}\n", *texts)]
 
 
 def read_job(folder: Path) -> object:
