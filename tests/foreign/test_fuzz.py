@@ -4,8 +4,11 @@ of fuzzing find nothing. ``fuzzing.py`` fuzzes for longer."""
 from __future__ import annotations
 
 import ast
+import os
+import time
 
 import fuzz_readers
+import fuzzing
 import pytest
 import yaml
 from bounded import bounded
@@ -116,3 +119,22 @@ def test_control_every_wrong_end_is_a_finding(tmp_path):
     for data, kind in inputs.items():
         finding = bench.look({"a": data})[1]
         assert (finding is None) if kind is None else finding.kind.startswith(kind)
+
+
+@pytest.mark.slow
+def test_control_a_process_ends_with_an_input_that_hangs(tmp_path, monkeypatch):
+    def waits(path):
+        time.sleep(60 * (not begun[0]))
+        begun[0] -= 1
+
+    begun = [2]  # the good file is read twice before
+    reader = fuzz_readers.Reader(lambda _: [{"a": b"good"}] * 2, waits, ())
+    monkeypatch.setitem(fuzz_readers.READERS, "waits", reader)
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.5)
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        fuzzing.child("waits", tmp_path, 30.0, 0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == fuzzing.HUNG
+    assert fuzzing.Log(tmp_path).inputs == 1 and (tmp_path / "current.zip").exists()

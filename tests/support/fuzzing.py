@@ -42,7 +42,7 @@ GUIDED = [
     "gguf",
 ]  # fmt: skip
 SEEDS = Path(__file__).parents[1] / "foreign" / "fuzz_seeds"
-FINISHED, FAILED = 0, 3  # how a process ends
+FINISHED, HUNG, FAILED = 0, 1, 3  # how a process ends
 
 
 @dataclass(frozen=True)
@@ -126,21 +126,20 @@ def finding_of(error: BaseException) -> Finding | None:
     return Finding(f"{type(error).__name__} in {where}", said)
 
 
-def fuzz(bench: Bench, seconds: float, seed: int, most: int = 10**9) -> tuple[int, list[Finding]]:
+def fuzz(bench: Bench, seconds: float, seed: int) -> tuple[int, list[Finding]]:
     """Mutate and read inputs in this process, without a bound of one input.
 
     Args:
         bench: the bench.
         seconds: when to end.
         seed: seed of the mutations.
-        most: number of inputs after which to end.
 
     Returns:
         The number of inputs, and one finding of every kind.
     """
     dice, until = random.Random(seed), time.monotonic() + seconds
     pool, found, count = list(bench.seeds), {}, 0
-    while time.monotonic() < until and count < most:
+    while time.monotonic() < until:
         files = mutate(bench.base, dice.choice(pool), dice)
         is_read, finding = bench.look(files)
         if is_read and len(pool) < POOL:
@@ -190,7 +189,6 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
         bench.look(files)
     born = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (born + MEMORY,) * 2)
-    sys.setrecursionlimit(1000)
 
     def one(data: bytes) -> None:
         nonlocal count
@@ -204,7 +202,9 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
             log.keep(data, finding)
 
     if atheris is None:
-        _unguided(bench, one, seconds, seed)
+        dice, until = random.Random(seed), time.monotonic() + seconds
+        while time.monotonic() < until:
+            one(pack(mutate(bench.base, dice.choice(bench.seeds), dice)))
         os._exit(FINISHED)
 
     def mutator(data: bytes, most: int, seed: int) -> bytes:
@@ -227,12 +227,6 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
     atheris.Fuzz()
 
 
-def _unguided(bench: Bench, one: Callable[[bytes], None], seconds: float, seed: int) -> None:
-    dice, until = random.Random(seed), time.monotonic() + seconds
-    while time.monotonic() < until:
-        one(pack(mutate(bench.base, dice.choice(bench.seeds), dice)))
-
-
 def run(name: str, out: Path, seconds: float, seed: int) -> None:
     """Fuzz a reader in processes of its own, one after the other."""
     log, until = Log(out), time.monotonic() + seconds
@@ -246,7 +240,8 @@ def run(name: str, out: Path, seconds: float, seed: int) -> None:
             raise SystemExit(f"the mutations failed; see {out / 'log.txt'}")
         if ended.returncode != FINISHED and (out / "current.zip").exists():
             told = (out / "log.txt").read_text(errors="replace")[-6000:]
-            kind = "hung" if "Timeout (" in told else f"died with {ended.returncode}"
+            hung = ended.returncode == HUNG and "Timeout (" in told
+            kind = "hung" if hung else f"died with {ended.returncode}"
             log.keep((out / "current.zip").read_bytes(), Finding(f"{kind} {seed}", told))
 
 
