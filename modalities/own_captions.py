@@ -73,12 +73,6 @@ class OwnCaptions:
         """Text encoder that reads the prompts, if any."""
         return self.tokenizer if isinstance(self.tokenizer, TextEncoder) else None
 
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """Those of the modality without guidance, whose scale suits its own models: it did not help
-        small models of few media."""
-        return {k: v for k, v in super().default_sampling.items() if k != "guidance_scale"}
-
     def parse(self, condition: Condition) -> str:
         condition.require(self.accepts, f"model {self.model_name}", self.most)
         return self.condition(condition.text or "")
