@@ -143,8 +143,8 @@ class Defaults:
         more = {"dtype": dtype, "draft": None if draft is None else DraftModel.find(draft, hub)}
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            said = own_sampling(own.default_sampling, files.config)
             needs = files.config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+            said = own_sampling(own.default_sampling, files.config)
             return replace(cls.of(own, said, protocols, kind), needs_prompt=needs, **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})

@@ -18,7 +18,8 @@ import gen
 from gen.__main__ import main
 from gen.config.job import make_job
 from gen.core.errors import GenError
-from gen.modalities.own_captions import OF_MODALITY
+from gen.core.registry import registry
+from gen.modalities.own_captions import with_own_captions
 from gen.tokenizers.text.trained import FILE, LEAST, TrainedTokenizer
 from gen.training.config import make_training
 from gen.training.data import load_data
@@ -192,7 +193,8 @@ def test_every_modality_with_captions_takes_free_ones(name, tmp_path):
     encode_folder(name, folder, tmp_path / "D")
     done = run(tmp_path / "D", tmp_path / "E")
     pipe = gen.load(name, done["model"])
-    assert type(pipe.modality) is OF_MODALITY[name] and done["use"].startswith(f"gen sample {name}")
+    assert type(pipe.modality) is with_own_captions(registry.get("modality", name))
+    assert done["use"].startswith(f"gen sample {name}")
     words = [pipe.bound(done["model"])[1].prompt(t) for t in ("läuft 🎈", "走る", "", "läuft 🎈")]
     assert words[0] == words[3] and words[0] != words[1] != words[2]
     assert len(pipe("Eine ungesehene: 飛ぶ", seed=1, guidance_scale=2.0).media) == 1
