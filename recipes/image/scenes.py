@@ -1,13 +1,15 @@
 """Scenes with captions in free words, and a reader that says what an image shows.
 
     python -m gen.recipes.image.scenes draw SCENES --seed 7
-    python -m gen.recipes.image.scenes read SCENES RUN
+    python -m gen.recipes.image.scenes read SCENES --frontend V/model
+    python -m gen.recipes.image.scenes read SCENES --run RUN
 
 A scene is one to three discs, or squares, of one colour at one side of the image. Its caption is in
 English or German, with several words for everything. ``draw`` writes ``SCENES/train`` and
 ``SCENES/held-out``, folders of images with a ``.txt`` beside each, ``SCENES/held-out.jsonl``, the
 held-out captions as prompts of a job, and ``SCENES/scenes.json``. ``read`` reads the images of a
-job with such prompts, pixels alone, and prints how many of them show what their caption says.
+job with such prompts, or the scenes as a frontend encodes and decodes them, pixels alone, and
+prints the share that shows what the caption says.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import argparse
 import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
 from gen.core.errors import GenError
+from gen.modalities.image.modality import ImageModality
 from gen.store.ledger import read_rows
 
 SIZE, RADIUS = 64, 8
@@ -271,6 +275,19 @@ def judge_run(scenes: Path, run: Path) -> dict[str, Any]:
     return judge([known[row["prompt"]] for row in rows], images)
 
 
+def judge_frontend(scenes: Path, frontend: Path) -> dict[str, Any]:
+    """Judge all images of ``scenes`` as a frontend encodes and decodes them: no model of its codes
+    obeys more captions."""
+    told = json.loads((scenes / "scenes.json").read_text(encoding="utf-8"))
+    made = ImageModality().frontend("codes", torch.device("cpu"), torch.float32, frontend)
+    images = []
+    for row in told:
+        part = "held-out" if row["held_out"] else "train"
+        image = Image.open(scenes / part / f"{row['id']}.png").convert("RGB")
+        images += [made.postprocess(made.decode(made.encode(made.preprocess(image)[None]))[0])]
+    return judge([Scene(**row["meta"]) for row in told], images)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Carry out ``draw`` or ``read``."""
     parser = argparse.ArgumentParser(
@@ -283,17 +300,20 @@ def main(argv: list[str] | None = None) -> int:
     drawing.add_argument("--seed", type=int, default=0)
     drawing.add_argument("--shapes", nargs="+", choices=SHAPES, default=["disc"], help="(disc)")
     drawing.add_argument("--held-out", choices=("caption", "scene"), default="caption")
-    reading = commands.add_parser("read", help="judge the images of a job")
+    reading = commands.add_parser("read", help="judge images")
     reading.add_argument("scenes", type=Path, help="folder of the scenes")
-    reading.add_argument("run", type=Path, help="folder of the job")
+    of = reading.add_mutually_exclusive_group(required=True)
+    of.add_argument("--run", type=Path, help="folder of a job: its images")
+    of.add_argument("--frontend", type=Path, help="folder of a frontend: what it makes of them all")
     args = parser.parse_args(argv)
-    steps: dict[str, Callable[[], dict[str, Any]]] = {
-        "draw": lambda: write(
-            make(args.count, args.seed, args.shapes, args.held_out), args.scenes
-        ),
-        "read": lambda: judge_run(args.scenes, args.run),
-    }
-    print(json.dumps(steps[args.command]()))
+    if args.command == "draw":
+        drawn = make(args.count, args.seed, args.shapes, args.held_out)
+        figures = write(drawn, args.scenes)
+    elif args.run is not None:
+        figures = judge_run(args.scenes, args.run)
+    else:
+        figures = judge_frontend(args.scenes, args.frontend)
+    print(json.dumps(figures))
     return 0
 
 
