@@ -41,7 +41,7 @@ COLOURS = {
     "violet": (150, 76, 190),
 }
 SHAPES = ("disc", "square")
-PLACES = ("top", "bottom", "left", "right")
+SIDES = ("top", "bottom", "left", "right")
 ALONG = {1: (32,), 2: (20, 44), 3: (11, 32, 53)}  # centres of the shapes along their side
 ACROSS = {"top": 14, "left": 14, "bottom": 49, "right": 49}
 LEAST = 60  # pixels of a shape; a smaller region is a speck
@@ -61,7 +61,7 @@ ENGLISH: dict[str, dict[Any, tuple[Any, ...]]] = {
         "disc": (("dot", "dots"), ("disc", "discs"), ("ball", "balls")),
         "square": (("square", "squares"), ("box", "boxes"), ("block", "blocks")),
     },
-    "place": {
+    "side": {
         "top": ("along the top", "near the upper edge", "up high"),
         "bottom": ("along the bottom", "near the lower edge", "down low"),
         "left": ("on the left", "by the left side"),
@@ -81,12 +81,12 @@ GERMAN: dict[str, dict[Any, tuple[Any, ...]]] = {
         "disc": (("Kreis", "Kreise"), ("Scheibe", "Scheiben")),
         "square": (("Quadrat", "Quadrate"), ("Würfel", "Würfel")),
     },
-    "place": {"top": ("oben",), "bottom": ("unten",), "left": ("links",), "right": ("rechts",)},
+    "side": {"top": ("oben",), "bottom": ("unten",), "left": ("links",), "right": ("rechts",)},
 }
 ORDERS = {  # of a caption's words, by language
-    "en": ("{count} {colour} {shape} {place}", "{place}, {count} {colour} {shape}",
-           "{count} {shape} in {colour} {place}"),
-    "de": ("{count} {shape} in {colour}, {place}", "{place}: {count} {shape}, {colour}"),
+    "en": ("{count} {colour} {shape} {side}", "{side}, {count} {colour} {shape}",
+           "{count} {shape} in {colour} {side}"),
+    "de": ("{count} {shape} in {colour}, {side}", "{side}: {count} {shape}, {colour}"),
 }  # fmt: skip
 
 
@@ -98,13 +98,13 @@ class Scene:
         colour: of all shapes.
         count: number of shapes, 1 to 3.
         shape: of all of them.
-        place: side of the image.
+        side: side of the image.
     """
 
     colour: str
     count: int
     shape: str
-    place: str
+    side: str
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Drawn:
 
 def all_scenes(shapes: Sequence[str] = SHAPES) -> list[Scene]:
     """Return every combination, of some shapes."""
-    return [Scene(*parts) for parts in itertools.product(COLOURS, ALONG, shapes, PLACES)]
+    return [Scene(*parts) for parts in itertools.product(COLOURS, ALONG, shapes, SIDES)]
 
 
 def caption_of(scene: Scene, rng: random.Random) -> str:
@@ -136,12 +136,12 @@ def caption_of(scene: Scene, rng: random.Random) -> str:
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
-    """Draw a scene, every shape up to two pixels off its place."""
+    """Draw a scene, every shape up to two pixels off its usual centre."""
     image = Image.new("RGB", (SIZE, SIZE), GROUND)
     pen = ImageDraw.Draw(image)
     for centre in ALONG[scene.count]:
-        at = centre + rng.randint(-1, 1), ACROSS[scene.place] + rng.randint(-2, 2)
-        x, y = at if scene.place in ("top", "bottom") else at[::-1]
+        at = centre + rng.randint(-1, 1), ACROSS[scene.side] + rng.randint(-2, 2)
+        x, y = at if scene.side in ("top", "bottom") else at[::-1]
         shape = pen.ellipse if scene.shape == "disc" else pen.rectangle
         shape([x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS], fill=COLOURS[scene.colour])
     return image
@@ -184,15 +184,15 @@ def make(
 def regions(mask: np.ndarray) -> list[tuple[int, tuple[int, int, int, int]]]:
     """Return the regions of a mask, bool [H, W], that are no specks: their pixels and their boxes
     (left, top, right, bottom), right and bottom exclusive."""
-    picture, found = Image.fromarray(mask.astype(np.uint8)), []
-    while picture.getextrema()[1] == 1:
-        first = int(np.flatnonzero(np.asarray(picture) == 1)[0])
-        ImageDraw.floodfill(picture, (first % mask.shape[1], first // mask.shape[1]), 2)
-        region = picture.point(lambda value: 255 * (value == 2))
+    canvas, found = Image.fromarray(mask.astype(np.uint8)), []
+    while canvas.getextrema()[1] == 1:
+        first = int(np.flatnonzero(np.asarray(canvas) == 1)[0])
+        ImageDraw.floodfill(canvas, (first % mask.shape[1], first // mask.shape[1]), 2)
+        region = canvas.point(lambda value: 255 * (value == 2))
         box = region.getbbox()
         if region.histogram()[255] >= LEAST and box is not None:
             found.append((region.histogram()[255], box))
-        picture.paste(0, mask=region)
+        canvas.paste(0, mask=region)
     return found
 
 
@@ -211,10 +211,10 @@ def read(image: Image.Image) -> Scene | None:
     offsets = (boxes[:, :2] + boxes[:, 2:] - SIZE) / 2  # of the centres, [N, 2]
     x, y = offsets.T
     at = {"top": -y, "bottom": y, "left": -x, "right": x}
-    places = [place for place, distance in at.items() if (distance > ASIDE).all()]
-    if len(places) != 1:
+    sides = [side for side, distance in at.items() if (distance > ASIDE).all()]
+    if len(sides) != 1:
         return None
-    return Scene(shown[0], len(boxes), SHAPES[int(filled.mean() > SQUARE)], places[0])
+    return Scene(shown[0], len(boxes), SHAPES[int(filled.mean() > SQUARE)], sides[0])
 
 
 def write(drawn: Sequence[Drawn], folder: Path) -> dict[str, Any]:

@@ -21,9 +21,9 @@ def test_every_scene_is_read_from_its_image():
         assert [read(scenes.draw(scene, rng)) for _ in range(3)] == [scene] * 3
 
 
-@pytest.mark.parametrize("part", ["colour", "count", "shape", "place"])
+@pytest.mark.parametrize("part", ["colour", "count", "shape", "side"])
 def test_control_a_scene_that_differs_in_one_part_is_read_as_another(part):
-    values = {"colour": list(COLOURS), "count": [1, 2, 3], "shape": SHAPES, "place": scenes.PLACES}
+    values = {"colour": list(COLOURS), "count": [1, 2, 3], "shape": SHAPES, "side": scenes.SIDES}
     rng = random.Random(3)
     for scene in rng.sample(all_scenes(), 24):
         other = next(v for v in values[part] if v != getattr(scene, part))
@@ -95,7 +95,7 @@ def test_a_job_is_judged_by_its_prompts(tmp_path, capsys):
     assert scenes.main(["read", str(tmp_path / "S"), "--run", str(tmp_path / "R")]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == {
-        "images": 4, "obeyed": 0.75, "colour": 1.0, "count": 0.75, "shape": 1.0, "place": 1.0
+        "images": 4, "obeyed": 0.75, "colour": 1.0, "count": 0.75, "shape": 1.0, "side": 1.0
     }  # fmt: skip
     manifest.write_bytes(seal({**lines[0], "prompt": "a dog"}))
     with pytest.raises(GenError, match="prompt 'a dog' .* is no caption"):
