@@ -24,7 +24,6 @@ from gen.contracts.modality import (
     Binding,
     Modality,
     Verdict,
-    without_guidance,
 )
 from gen.core.errors import GenError, cut
 from gen.modalities.text_encoder import STATED, TextEncoder
@@ -69,12 +68,6 @@ class OwnCaptions:
     def text_encoder(self) -> TextEncoder | None:
         """Text encoder that reads the prompts, if any."""
         return self.tokenizer if isinstance(self.tokenizer, TextEncoder) else None
-
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """Those of the modality without guidance, whose scale suits its own models: it did not help
-        small models of few media."""
-        return without_guidance(super().default_sampling)
 
     def parse(self, condition: Condition) -> str:
         condition.require(self.accepts, f"model {self.model_name}", self.most)

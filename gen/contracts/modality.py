@@ -61,11 +61,6 @@ class Binding:
         return self.unconditional(condition) if callable(self.unconditional) else self.unconditional
 
 
-def without_guidance(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampling parameters without the guidance scale."""
-    return {name: value for name, value in sampling.items() if name != "guidance_scale"}
-
-
 class Modality(ABC):
     """A kind of media, its prompts, its files and the models that make it.
 
