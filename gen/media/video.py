@@ -267,9 +267,9 @@ def _stacked(frames: dict[int, np.ndarray], chosen: Sequence[int]) -> np.ndarray
     """Return the frames with the chosen numbers, which rise, as one array. A frame is freed once it
     is copied, so that memory holds the clip once."""
     stacked = np.empty((len(chosen), *frames[chosen[0]].shape), np.uint8)
-    for place, number in enumerate(chosen):
-        stacked[place] = frames[number]
-        if number not in chosen[place + 1 : place + 2]:
+    for i, number in enumerate(chosen):
+        stacked[i] = frames[number]
+        if number not in chosen[i + 1 : i + 2]:
             del frames[number]
     return stacked
 
