@@ -71,11 +71,10 @@ def sentence_of(caption: str) -> str:
     return caption.partition(": ")[2] or caption
 
 
-def speak(model: str, captions: Sequence[str], seed: int, temperature: float) -> list[np.ndarray]:
-    """Speak captions with a model."""
+def speak(model: str, captions: Sequence[str], seed: int) -> list[np.ndarray]:
+    """Speak captions with a model, by the sampling parameters that are its default."""
     pipe = load("speech", model=model, device="cpu")
-    made = pipe(list(captions), seed=seed, temperature=temperature, progress=False)
-    return [np.asarray(wave) for wave in made.media]
+    return [np.asarray(wave) for wave in pipe(list(captions), seed=seed, progress=False).media]
 
 
 def transcribe(asr: str, waves: Sequence[np.ndarray], rate: int) -> list[str]:
@@ -105,13 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--frontend", default="speech-codec", help="codec (speech-codec)")
     parser.add_argument("--model", help="model that speaks the captions")
     parser.add_argument("--seed", type=int, default=0, help="seed of its samples (0)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of its samples (1)")
     parser.add_argument("--out", type=Path, required=True, help="folder of sounds and spectrograms")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     captions, waves, rate = read(args.folder, args.frontend)
     if args.model:
-        waves[SPOKEN] = speak(args.model, captions, args.seed, args.temperature)
+        waves[SPOKEN] = speak(args.model, captions, args.seed)
     heard = {kind: transcribe(args.asr, sounds, rate) for kind, sounds in waves.items()}
     for kind, sounds in waves.items():
         folder = args.out / kind.replace(" ", "-")
