@@ -99,15 +99,15 @@ def test_folders_without_sounds_or_texts_are_named(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 def test_the_commands_of_the_page_run_in_their_order(tmp_path, monkeypatch, capsys):
-    """With ten sentences and few steps; a script hears the sounds in place of a Whisper."""
+    """With fifteen sentences and few steps; a script hears the sounds in place of a Whisper."""
     monkeypatch.chdir(tmp_path)
-    hears(monkeypatch, [["the old man"] * 2] * 3)
+    hears(monkeypatch, [["the old man"] * 3] * 3)
     block = re.search(r"^```text\n(python -m gen.*?)^```", PAGE.read_text(), re.S | re.M)[1]
     for line in block.replace("\\\n", " ").splitlines():
         line = re.sub(r"\bsteps=\d+", "steps=2", line)
         words = shlex.split(re.sub(r"--copies \d+", "--copies 2", line))
         if words[:2] == ["python", "-m"]:
-            more = ["--count", "10"] * (words[2] == sentences.__name__)
+            more = ["--count", "15"] * (words[2] == sentences.__name__)
             assert RECIPES[words[2]]([*words[3:], *more]) == 0
         else:
             assert words[0] == "gen" and gen_main(words[1:]) == 0
