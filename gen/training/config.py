@@ -87,7 +87,8 @@ class Frontend:
     Attributes:
         modality: ``image`` (vector quantisation) or ``speech`` (residual quantisation of any
             sounds).
-        size: size of the media, such as ``64x64``; empty for that of the modality's models.
+        size: size of the media, such as ``64x64``, or samples of sounds; empty for that of the
+            modality's models.
         codes: vectors of a codebook.
         factor: pixels of an image that a code is wide and high.
         streams: codebooks of a frame of sound.
@@ -287,8 +288,10 @@ def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
     for name in value:
         if name not in names:
             raise unknown("key", f"{key}.{name}", [f"{key}.{n}" for n in names], where)
-    if cls is Frontend:  # ``start:`` without a value is an empty text
+    if cls is Frontend:  # ``start:`` without a value is an empty text; a size may be one number
         value = {k: "" if v is None and k in ("size", "start") else v for k, v in value.items()}
+        if type(value.get("size")) is int:
+            value["size"] = str(value["size"])
     made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
     if isinstance(made, NewModel):
         check_int("model.layers", made.layers, 1, where=where)

@@ -23,9 +23,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, cut, shown
+from gen.core.paths import is_file
 from gen.models.load.libraries import accelerate
-from gen.models.load.locate import readable
+from gen.models.load.locate import NO_TENSORS, readable
 from gen.models.load.reads import PICKLES, note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
@@ -90,11 +91,13 @@ def _files_of_index(index: Path) -> list[Path]:
     with readable("index", index):
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     require_inside(index, names)
+    if not names:
+        raise GenError(f"{index} names no files; expected those of the weights")
     for name in names:
-        if not (index.parent / name).is_file():
+        if not is_file(index.parent / name):
             raise GenError(
-                f"{index} names {name}, which is missing; expected all {len(names)} files in the"
-                " index"
+                f"{index} names {cut(name)}, which is missing; expected all {len(names)} files in"
+                " the index"
             )
     return [index.parent / n for n in names]
 
@@ -103,7 +106,7 @@ def require_inside(index: Path, names: Iterable[Any]) -> None:
     """Refuse an index of shards that names files elsewhere than beside it. Raises ``GenError``."""
     for name in names:
         if not isinstance(name, str) or name != Path(name).name or name in ("", ".."):
-            raise GenError(f"{index} names {name!r}; expected the name of a file beside it")
+            raise GenError(f"{index} names {shown(name)}; expected the name of a file beside it")
 
 
 class LazyWeights(Mapping[str, Tensor]):
@@ -196,11 +199,8 @@ def unpickled(file: Path) -> Any:
                 if "mmap" not in str(error):  # the format before zip archives cannot be mapped
                     raise
                 return torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise GenError(
-                f"{file} is not a pickle of plain tensors ({_one_line(error)}); gen reads no file"
-                " that could run code; expected tensors only, preferably as safetensors"
-            ) from None
+        except pickle.UnpicklingError:  # its text tells how to run the code
+            raise GenError(f"{file} is {NO_TENSORS}") from None
         except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
             raise GenError(f"{file} cannot be read: {_one_line(error)}") from None
 
