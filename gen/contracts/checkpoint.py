@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
-from gen.core.errors import GenError, bad_type, hint, unknown
+from gen.core.errors import GenError, bad_type, hint, shown, unknown
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
@@ -508,14 +508,16 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
         serves = "; ".join(
             f"{name} serves {' and '.join(table[name].modalities)}" for name in known
         )
-        raise GenError(f"model {files.name} is a {kind!r}: {serves}; requested was {modality!r}")
+        raise GenError(
+            f"model {files.name} is a {shown(kind)}: {serves}; requested was {modality!r}"
+        )
     if not files.has(*CONFIGS) and not files.path.is_file():
         raise GenError(
             f"model folder {files.path} has no config.json, no model_index.json and no weights that"
             " a family knows by their names"
         )
     serving = [name for name, cls in table.items() if modality in cls.modalities]
-    kind = f"{kind!r}" + (", an encoder-decoder model" if files.is_encoder_decoder else "")
+    kind = shown(kind) + (", an encoder-decoder model" if files.is_encoder_decoder else "")
     raise GenError(
         f"model {files.name} is a {kind}, which no family recognises; the modality {modality!r}"
         f" has models of its own (gen ls models) and the families {', '.join(serving)}"

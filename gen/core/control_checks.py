@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from gen.core.errors import GenError, bad_value
-from gen.core.plain import is_digits, is_finite, require_text
+from gen.core.plain import is_digits, is_finite, require_text, torch_number
 
 Word = str | tuple[int, ...]
 
@@ -33,7 +33,7 @@ def number(name: str, value: object, positive: bool = False) -> float:
         raise bad_value(f"sampling.{name}", value, expected)
     if positive and value <= 0:
         raise bad_value(f"sampling.{name}", value, expected)
-    return float(value) if not isinstance(value, Integral) else int(value)
+    return torch_number(int(value) if isinstance(value, Integral) else float(value))
 
 
 def count(name: str, value: object, least: int = 0) -> int:
@@ -97,13 +97,14 @@ def bias(value: object) -> dict[int | str, float]:
     for token, add in value.items():
         is_text = isinstance(token, str) and not (is_digits(token))
         key = token if is_text else _id(name, int(token) if isinstance(token, str) else token)
-        if key == "" or not isinstance(add, Real) or isinstance(add, bool) or add != add:
+        is_number = isinstance(add, Real) and (abs(add) == math.inf or is_finite(add))
+        if key == "" or not is_number or isinstance(add, bool):
             raise bad_value(f"sampling.{name}", value, "a mapping of token ids or texts to numbers")
         if add == math.inf:
             raise bad_value(f"sampling.{name}", value, "numbers below infinity")
         if key in found:
             raise GenError(f"sampling.{name} names token {key!r} twice; expected each token once")
-        found[key] = float(add) if not isinstance(add, Integral) else int(add)
+        found[key] = torch_number(int(add) if isinstance(add, Integral) else float(add))
     return found
 
 

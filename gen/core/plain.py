@@ -77,6 +77,11 @@ def is_finite(value: Any) -> bool:
         return False
 
 
+def torch_number(value: int | float) -> int | float:
+    """Return a number as torch takes it: an integer of more than 64 bits as a float."""
+    return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
 def _require_simple(name: str, one: Any, value: Any) -> None:
     if isinstance(one, (bool, NoneType, type)):
         return

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gen.core import control_checks as checks
 from gen.core.errors import bad_value
-from gen.core.plain import is_finite
+from gen.core.plain import is_finite, torch_number
 
 # Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
 # by "the logits are on a CPU".
@@ -139,6 +139,8 @@ class SamplingParams:
                 self.guidance_scale,
                 "a number of at least 0 (1 turns guidance off)",
             )
+        for name in ("temperature", "guidance_scale"):
+            object.__setattr__(self, name, torch_number(getattr(self, name)))
         for name, value in self.controls().items():
             object.__setattr__(self, name, _checked(name, value))
 

@@ -144,11 +144,8 @@ class Writer:
     def _save(self, out: Any, i: int, work: Work, puts: Puts, outdated: list[Path]) -> Row:
         """Write the files of an item and return its row; an output that cannot be encoded is one
         failed item, whose files of an earlier attempt are ``outdated``."""
-        modality, stem, before = (
-            self.worker.pipe(work.item["entry"]).modality,
-            work.item["stem"],
-            len(puts),
-        )
+        modality = self.worker.pipe(work.item["entry"]).modality
+        stem, before = work.item["stem"], len(puts)
         row, job = self._row(work, out, i, "ok", None), recipe(work, self.commits)
         also, info = row.get("also", ()), info_of(row, job)
         tokens = row.get("tokens_file")
@@ -178,13 +175,8 @@ class Writer:
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
         logprobs = {} if out.logprobs is None else {"logprobs": as_dicts(out.logprobs[i])}
-        about = (
-            json.dumps(
-                {**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job, **logprobs},
-                ensure_ascii=False,
-            )
-            + "\n"
-        )
+        stated = {k: v for k, v in row.items() if k not in RUNTIME}
+        about = json.dumps({**stated, "job": job, **logprobs}, ensure_ascii=False) + "\n"
         sidecar = puts.add(
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )

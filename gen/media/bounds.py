@@ -15,7 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, cut
 
 MOST_PIXELS = 64_000_000  # of an image, or of one frame of a clip
 MOST_BYTES = 1 << 30  # of one medium in memory
@@ -100,7 +100,7 @@ def require_array(file: IO[bytes], size: int, said: str) -> None:
         read = np.lib.format.read_array_header_1_0
         shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
     except Exception as error:  # numpy takes the header apart as Python, which may raise anything
-        raise ValueError(f"no header of an array: {' '.join(str(error).split())}") from None
+        raise ValueError(f"no header of an array: {cut(' '.join(str(error).split()))}") from None
     if dtype.hasobject:
         raise GenError(f"{said} holds Python objects, which are pickles; expected numbers or texts")
     if any(side < 0 for side in shape):

@@ -21,7 +21,7 @@ from torch import Tensor
 from gen.contracts.checkpoint import FROM_PRETRAINED, CheckpointFiles, LoadOptions
 from gen.contracts.condition import CONDITION, Condition, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, cut
+from gen.core.errors import GenError, bad_value, cut
 from gen.core.tool_calls import DEFAULT, ToolFormat
 from gen.media.given import GivenMedia
 from gen.modalities.checkpoints.options import (
@@ -263,6 +263,8 @@ class ImageText(LanguagePrompts):
                 f"the processor of the model refuses the condition: {reason}; expected a text and"
                 " images that it takes"
             ) from None
+        if not found["input_ids"].numel():
+            raise bad_value("the prompt", text, "a text that the tokenizer has tokens for")
         pixels = {k: v for k, v in found.items() if k not in TEXT_INPUTS}
         for key, value in pixels.items():
             if isinstance(value, Tensor):

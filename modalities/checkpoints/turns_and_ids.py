@@ -11,7 +11,7 @@ from typing import Any
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import Condition
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.core.tool_calls import DEFAULT, ToolFormat
 from gen.models.load.chat import chat_text, own_format
 from gen.models.load.networks import config_field
@@ -221,7 +221,15 @@ class LanguagePrompts(Checkpoint):
         self, chat: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """Return the token ids of a conversation, or of a message of the user, up to the start of
-        the answer. Raises ``GenError`` where the template refuses it or its text is too long."""
+        the answer. Raises ``GenError`` where the template refuses it, or makes a text of it that is
+        too long or has no tokens."""
         text = chat_text(self.tokenizer, chat, "", tools)
         self.require_short(text)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not ids:
+            raise bad_value(
+                "what the chat template of the model makes of the prompt",
+                text,
+                "a text that its tokenizer has tokens for",
+            )
+        return ids

@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("samplers", "tokenizers", "modalities", "configs", "recipes")
 HIDDEN = {"out", "build", "dist"}
-BINARY = {".safetensors", ".png", ".gif", ".mp4", ".wav", ".npy", ".npz", ".pt", ".jpg", ".webp"}
+BINARY = {
+    ".safetensors", ".png", ".gif", ".mp4", ".wav", ".npy", ".npz", ".pt", ".jpg", ".webp", ".zip",
+}  # fmt: skip
 MAX_COLUMNS, MAX_FUNCTION_LINES, MAX_FILE_LINES = 100, 60, 600
 
 

@@ -19,6 +19,10 @@ COUNTS = {
     "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
     "max_position_embeddings", "n_positions",
 }  # fmt: skip
+SINGLE = {  # which no family states per layer
+    "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "d_model", "vocab_size",
+    "max_position_embeddings", "n_positions",
+}  # fmt: skip
 IDS = "_token_id"
 MASK = "mask_token_id"  # families say what theirs may be
 LENGTHS = {"model_max_length"}
@@ -57,7 +61,8 @@ def check_fields(said: Mapping[str, Any], file: str, name: str) -> None:
         if value is None:
             continue
         least = 0 if key in LAYERS else 1
-        if key in COUNTS and not _is_each(value, least):
+        is_list = isinstance(value, list) and key in SINGLE
+        if key in COUNTS and (is_list or not _is_each(value, least)):
             expected = f"an integer of at least {least}"
         elif key.endswith(IDS) and key != MASK and not _is_each(value, -1):
             expected = "a token id or a list of them"

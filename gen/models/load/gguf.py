@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value, cut, shown
 from gen.media.containers import require_package
 from gen.models.load.gguf_reader import (
     TOKENS,
@@ -228,6 +228,11 @@ class GgufFile:
 
 
 def _value(header: Any, key: str) -> Any:
-    """Return a value of the metadata; None without it."""
+    """Return a value of the metadata; None without it. Raises ``GenError`` for one that cannot be
+    read."""
     field = header.get_field(key)
-    return None if field is None else field.contents()
+    try:
+        return None if field is None else field.contents()
+    except Exception as error:  # a text that is no UTF-8, kinds that gguf does not know
+        reason = cut(" ".join(str(error).split()))
+        raise GenError(f"{shown(key)} of the GGUF file cannot be read: {reason}") from None

@@ -23,7 +23,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, cut, shown
+from gen.core.paths import is_file
 from gen.models.load.libraries import accelerate
 from gen.models.load.locate import NO_TENSORS, readable
 from gen.models.load.reads import PICKLES, note_file, note_network
@@ -90,11 +91,13 @@ def _files_of_index(index: Path) -> list[Path]:
     with readable("index", index):
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     require_inside(index, names)
+    if not names:
+        raise GenError(f"{index} names no files; expected those of the weights")
     for name in names:
-        if not (index.parent / name).is_file():
+        if not is_file(index.parent / name):
             raise GenError(
-                f"{index} names {name}, which is missing; expected all {len(names)} files in the"
-                " index"
+                f"{index} names {cut(name)}, which is missing; expected all {len(names)} files in"
+                " the index"
             )
     return [index.parent / n for n in names]
 
@@ -103,7 +106,7 @@ def require_inside(index: Path, names: Iterable[Any]) -> None:
     """Refuse an index of shards that names files elsewhere than beside it. Raises ``GenError``."""
     for name in names:
         if not isinstance(name, str) or name != Path(name).name or name in ("", ".."):
-            raise GenError(f"{index} names {name!r}; expected the name of a file beside it")
+            raise GenError(f"{index} names {shown(name)}; expected the name of a file beside it")
 
 
 class LazyWeights(Mapping[str, Tensor]):
