@@ -258,7 +258,7 @@ def read_video(
     chosen = frames_at(fps, clip.times, clip.end, clip.unit)
     stack = _Stack(chosen, f"video {path}")
     if clip.frames:
-        for number in stack.places:
+        for number in stack.slots:
             stack[number] = clip.frames[number]
     else:
         _decoded(path, size, set(chosen), into=stack)
@@ -269,14 +269,14 @@ class _Stack:
     """Chosen frames in one array, which takes each as it is decoded: memory holds them once.
 
     Attributes:
-        places: where a frame goes, by its number.
+        slots: indices of the array that a frame goes to, by its number.
         array: uint8 [T, h, w, 3]; empty before there is a frame.
     """
 
     def __init__(self, chosen: Sequence[int], said: str):
-        self.places: dict[int, list[int]] = {}
-        for place, number in enumerate(chosen):
-            self.places.setdefault(number, []).append(place)
+        self.slots: dict[int, list[int]] = {}
+        for slot, number in enumerate(chosen):
+            self.slots.setdefault(number, []).append(slot)
         self.array, self._count, self._said = np.empty(0, np.uint8), len(chosen), said
 
     def __setitem__(self, number: int, frame: np.ndarray) -> None:
@@ -284,7 +284,7 @@ class _Stack:
         if not self.array.size:
             require_bytes(self._said, self._count * frame.nbytes, _spelled(self._count, frame))
             self.array = np.empty((self._count, *frame.shape), np.uint8)
-        self.array[self.places[number]] = frame
+        self.array[self.slots[number]] = frame
 
 
 @dataclass
