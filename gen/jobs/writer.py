@@ -181,20 +181,24 @@ class Writer:
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )
         row["beside_sha256"] = digest_of([*beside, sidecar])
-        trace = trace_path(self.worker.folder, row)
         if work.trace and out.traces:
-            with writing(trace):
-                trace.parent.mkdir(exist_ok=True)
-            steps = json.dumps([_trace_step(s) for s in out.traces[i]]) + "\n"
-            row["trace_sha256"] = sha256(puts.add(trace, lambda path: path.write_text(steps)))
+            row["trace_sha256"] = self._save_trace(out.traces[i], row, puts)
         elif work.attempt > 1:
-            outdated.append(trace)
+            outdated.append(trace_path(self.worker.folder, row))
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
             if sheet:
                 gallery.preview_sheet(sheet[0], self.worker.folder, row)
         gallery.preview_start(work.entry.start, self.worker.folder, row)
         return row
+
+    def _save_trace(self, steps: Sequence[Any], row: Row, puts: Puts) -> str:
+        """Write the decoding steps of an item, and return the digest of their file."""
+        path = trace_path(self.worker.folder, row)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        text = json.dumps([_trace_step(step) for step in steps]) + "\n"
+        return sha256(puts.add(path, lambda temporary: temporary.write_text(text)))
 
     def _row(self, work: Work, out: Any, i: int, status: str, error: str | None) -> Row:
         """Build the manifest line of an item; ``out`` is None for one that failed."""

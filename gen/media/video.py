@@ -245,8 +245,7 @@ def read_video(
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
     if fps is None:
-        frames = _decoded(path, size, None).frames
-        return _stacked(frames, list(frames))
+        return np.stack(list(_decoded(path, size, None).frames.values()))
     clip = _decoded(path, size, None, drops=True)
     if None in clip.times:
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
@@ -257,21 +256,35 @@ def read_video(
             f" {MOST_FRAMES} frames at {fps:g} per second"
         )
     chosen = frames_at(fps, clip.times, clip.end, clip.unit)
-    frames = clip.frames or _decoded(path, size, set(chosen)).frames
-    one = frames[chosen[0]]
-    require_bytes(f"video {path}", len(chosen) * one.nbytes, _spelled(len(chosen), one))
-    return _stacked(frames, chosen)
+    stack = _Stack(chosen, f"video {path}")
+    if clip.frames:
+        for number in stack.slots:
+            stack[number] = clip.frames[number]
+    else:
+        _decoded(path, size, set(chosen), into=stack)
+    return stack.array
 
 
-def _stacked(frames: dict[int, np.ndarray], chosen: Sequence[int]) -> np.ndarray:
-    """Return the frames with the chosen numbers, which rise, as one array. A frame is freed once it
-    is copied, so that memory holds the clip once."""
-    stacked = np.empty((len(chosen), *frames[chosen[0]].shape), np.uint8)
-    for i, number in enumerate(chosen):
-        stacked[i] = frames[number]
-        if number not in chosen[i + 1 : i + 2]:
-            del frames[number]
-    return stacked
+class _Stack:
+    """Chosen frames in one array, which takes each as it is decoded: memory holds them once.
+
+    Attributes:
+        slots: indices of the array that a frame goes to, by its number.
+        array: uint8 [T, h, w, 3]; empty before there is a frame.
+    """
+
+    def __init__(self, chosen: Sequence[int], said: str):
+        self.slots: dict[int, list[int]] = {}
+        for slot, number in enumerate(chosen):
+            self.slots.setdefault(number, []).append(slot)
+        self.array, self._count, self._said = np.empty(0, np.uint8), len(chosen), said
+
+    def __setitem__(self, number: int, frame: np.ndarray) -> None:
+        """Take a frame. Raises ``GenError`` where all of them are larger than the bounds."""
+        if not self.array.size:
+            require_bytes(self._said, self._count * frame.nbytes, _spelled(self._count, frame))
+            self.array = np.empty((self._count, *frame.shape), np.uint8)
+        self.array[self.slots[number]] = frame
 
 
 @dataclass
@@ -295,11 +308,12 @@ def _decoded(
     size: tuple[int, int] | None,
     wanted: Container[int] | None,
     drops: bool = False,
+    into: _Stack | None = None,
 ) -> _Decoded:
     """Decode a clip whole, and keep the frames with the ``wanted`` numbers; None keeps all.
 
-    ``drops``: keep none of a clip of more than ``KEPT_BYTES``. Raises ``GenError`` for one that is
-    damaged, or larger than the bounds.
+    ``drops``: keep none of a clip of more than ``KEPT_BYTES``. ``into``: takes the frames. Raises
+    ``GenError`` for a clip that is damaged, or larger than the bounds.
     """
     av, said = av_module(), f"video {path}"
     clip, kept, count, packets, corrupt = _Decoded({}, [], 0.0, 0.0), 0, 0, 0, 0
@@ -317,9 +331,11 @@ def _decoded(
                     _require_few(said, len(clip.times) + 1, frame)
                     if not (drops and kept > KEPT_BYTES) and (wanted is None or count in wanted):
                         shown = _shown(frame, stream.sample_aspect_ratio, size, path)
-                        clip.frames[count], kept = shown, kept + shown.nbytes
-                        if not drops:
-                            require_bytes(said, kept, _spelled(len(clip.frames), shown))
+                        (clip.frames if into is None else into)[count] = shown
+                        kept += shown.nbytes
+                        if wanted is None and not drops:
+                            most = max(stream.frames, count + 1)  # by the header, if it says so
+                            require_bytes(said, most * shown.nbytes, _spelled(most, shown))
                     count += 1
                     clip.times.append(frame.time)
                 if packet.pts is not None and packet.duration:

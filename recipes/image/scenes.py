@@ -28,6 +28,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from gen.core.errors import GenError
+from gen.media.images import read_image
 from gen.modalities.image.modality import ImageModality
 from gen.store.ledger import read_rows
 
@@ -271,7 +272,7 @@ def judge_run(scenes: Path, run: Path) -> dict[str, Any]:
     unknown = [row["prompt"] for row in rows if row["prompt"] not in known]
     if unknown:
         raise GenError(f"prompt {unknown[0]!r} of {run} is no caption of {scenes}")
-    images = [Image.open(run / row["file"]) for row in rows]
+    images = [read_image(run / row["file"]) for row in rows]
     return judge([known[row["prompt"]] for row in rows], images)
 
 
@@ -283,7 +284,7 @@ def judge_frontend(scenes: Path, frontend: Path) -> dict[str, Any]:
     images = []
     for row in told:
         part = "held-out" if row["held_out"] else "train"
-        image = Image.open(scenes / part / f"{row['id']}.png").convert("RGB")
+        image = read_image(scenes / part / f"{row['id']}.png")
         images += [made.postprocess(made.decode(made.encode(made.preprocess(image)[None]))[0])]
     return judge([Scene(**row["meta"]) for row in told], images)
 

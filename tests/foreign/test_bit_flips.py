@@ -75,6 +75,7 @@ CASES = [(name, layout) for name in SCENES for layout in ("files", "shards")]
 @pytest.fixture(params=CASES, ids="-".join)
 def scene(ground, request, monkeypatch):
     """A folder, the keys of its job, and what an undisturbed run leaves."""
+    pytest.importorskip("pyarrow.parquet")  # here, since an import takes seconds of a call's time
     # a claim whose bits flipped may name another machine, whose workers are waited for
     monkeypatch.setattr("gen.jobs.worker.Claims", functools.partial(Claims, stale=1.0))
     name, layout = request.param

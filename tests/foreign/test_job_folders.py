@@ -128,6 +128,7 @@ def readers(out: Path):
 @pytest.fixture(params=["files", "shards"])
 def calm(ground, request):
     """An undisturbed folder with its gallery, of one layout."""
+    pytest.importorskip("pyarrow.parquet")  # here, since an import takes seconds of a call's time
     run(ground / "calm", layout=request.param, **KEYS)
     write_gallery(ground / "calm")
     check_folder(ground / "calm")

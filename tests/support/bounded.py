@@ -5,6 +5,7 @@ A forked process has everything imported, so that hundreds of calls take little 
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -74,6 +75,7 @@ def bounded(call: Callable[[], object], seconds: float = SECONDS, memory: int = 
 
 def _run(call: Callable[[], object], writing: int, memory: int) -> None:
     """Run a call in the forked process, send how it ended, and end the process."""
+    gc.freeze()  # objects of the parent may end threads that only the parent has
     with open("/proc/self/statm") as file:
         born = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (born + memory, born + memory))
