@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from bounded import bounded
 from foreign import wrong_of_files
-from hostile_media import archives, arrays, clips, images, sounds
+from hostile_media import archives, arrays, clips, images, skeletons, sounds
 
 from gen.core.errors import GenError
 from gen.media import bounds
 from gen.media.given import read_media
 from gen.media.images import image_size, read_image_info
+from gen.media.motion.bvh import read_bvh
 from gen.media.npz import read_npz
 from gen.media.video import middle_frame, read_video
 
@@ -57,6 +58,7 @@ KINDS = {
     "clips": (clips, _clip),
     "arrays": (arrays, _array),
     "archives": (archives, lambda path: read_npz(path, ("action",))["action"].shape),
+    "skeletons": (skeletons, lambda path: read_bvh(path).root.shape),
 }
 
 
@@ -76,7 +78,7 @@ def test_every_input_is_read_within_its_bounds_or_refused(kind, tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("kind", ["images", "arrays"])
+@pytest.mark.parametrize("kind", ["images", "arrays", "skeletons"])
 def test_some_inputs_are_read_within_their_bounds_or_refused(kind, tmp_path):
     count, wrong = wrong_of(kind, tmp_path, 9)
     assert count and not wrong, "\n".join(wrong)
@@ -90,7 +92,8 @@ PLACES = {
     "folder": os.mkdir,
     "missing": lambda path: None,
 }
-SUFFIXES = {"images": "png", "sounds": "wav", "clips": "mp4", "arrays": "npy", "archives": "npz"}
+SUFFIXES = {"images": "png", "sounds": "wav", "clips": "mp4", "arrays": "npy", "archives": "npz",
+            "skeletons": "bvh"}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -232,6 +232,7 @@ def arrays(canary: Path) -> dict[str, bytes]:
         "version.npy": b"\x93NUMPY\x09\x09" + bytes(60),
         "header.npy": b"\x93NUMPY\2\0" + struct.pack("<I", 2**31) + bytes(60),
         "empty.npy": b"",
+        "endless.npy": npy("(16,)" + " " * 9000 + '"'),
     }
 
 
@@ -250,6 +251,9 @@ def archives(canary: Path) -> dict[str, bytes]:
         for name, data in arrays(canary).items()
         if "-" not in name
     }
+    unnamed = io.BytesIO()
+    with zipfile.ZipFile(unnamed, "w") as file:
+        file.writestr("action", arrays(canary)["endless.npy"])
     lying = bytearray(zipped(action=npy("(16,)")))
     at = lying.rfind(b"PK\1\2")
     lying[at + 24 : at + 28] = struct.pack("<I", 2**32 - 2)
@@ -263,4 +267,20 @@ def archives(canary: Path) -> dict[str, bytes]:
         "path.npz": zipped(**{"../../action": npy("(16,)")}),
         "no-zip.npz": b"PK\3\4" + bytes(100),
         "npy.npz": npy("(16,)"),
+        "unnamed.npz": unnamed.getvalue(),
+    }
+
+
+def skeletons(canary: Path) -> dict[str, bytes]:
+    """Motions of skeletons that no person has."""
+    joints = [f"JOINT a{i} {{ OFFSET 0 0 0 CHANNELS 0 " for i in range(20_000)]
+    found = {
+        "deep.bvh": "".join(joints[:3000]) + "}" * 3000,
+        "wide.bvh": "}".join(joints) + "}",
+        "long.bvh": "JOINT " + "a" * 100_000 + " {" * 3,
+        "many.bvh": "OFFSET " * 100_000,
+    }
+    head, tail = "HIERARCHY\nROOT a { OFFSET 0 0 0 CHANNELS 0 ", "}\nMOTION\nFrames: 1\n"
+    return {
+        name: f"{head}{said}{tail}Frame Time: 0.05\n\n".encode() for name, said in found.items()
     }

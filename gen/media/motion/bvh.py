@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from gen.core.errors import GenError, shown, unknown
+from gen.media.bounds import require_bytes
+from gen.media.containers import existing_file
 from gen.media.motion.retarget import matched, retargeted
 from gen.media.motion.skeleton import (
     FPS,
@@ -111,8 +113,9 @@ def read_bvh(path: str | Path, names: Mapping[str, str] | None = None) -> Motion
             known, a wrong number of frames, or NaN; of this skeleton, a deviating joint, other bone
             lengths, channels other than three rotations, or another frame time.
     """
-    path = Path(path)
+    path = existing_file(path, "BVH file")
     where = f"BVH file {path}"
+    require_bytes(where, path.stat().st_size, "a text")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
