@@ -222,7 +222,8 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
         data = pack(files)
         (out / "corpus" / hashlib.sha1(data).hexdigest()).write_bytes(data)
     options = (f"-max_total_time={int(seconds)}", f"-seed={seed}", "-max_len=200000",
-               "-rss_limit_mb=0", "-timeout=600", "-verbosity=0")  # fmt: skip
+               "-rss_limit_mb=0", "-timeout=600", "-report_slow_units=600",
+               "-verbosity=0")  # fmt: skip
     atheris.Setup([name, str(out / "corpus"), *options], one, custom_mutator=mutator)
     atheris.Fuzz()
 
@@ -328,8 +329,9 @@ def branches(name: str, out: Path) -> tuple[int, int]:
 
     reader = fuzz_readers.READERS[name]
     bench = Bench(reader, out / "bench")
-    for path in sorted((out / "corpus").iterdir()):
-        bench.look(unpack(path.read_bytes()))
+    grown = [unpack(path.read_bytes()) for path in sorted((out / "corpus").iterdir())]
+    for files in bench.seeds + grown:
+        bench.look(files)
     measured.stop()
     files = [str(Path(sys.modules[m].__file__ or "").resolve()) for m in reader.modules]
     measured.json_report(include=files, outfile=str(out / "coverage.json"))
