@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,7 @@ from gen.contracts.modality import (
     Verdict,
 )
 from gen.core.errors import GenError, cut
-from gen.modalities.audio.modality import AudioModality
-from gen.modalities.image.modality import ImageModality
-from gen.modalities.motion.modality import MotionModality
-from gen.modalities.speech.modality import SpeechModality
 from gen.modalities.text_encoder import STATED, TextEncoder
-from gen.modalities.video.modality import VideoModality
 from gen.tokenizers.text.trained import TrainedTokenizer
 
 EXAMPLES = "captions.txt"  # captions to measure with, beside the weights
@@ -72,12 +68,6 @@ class OwnCaptions:
     def text_encoder(self) -> TextEncoder | None:
         """Text encoder that reads the prompts, if any."""
         return self.tokenizer if isinstance(self.tokenizer, TextEncoder) else None
-
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """Those of the modality without guidance, whose scale suits its own models: it did not help
-        small models of few media."""
-        return {k: v for k, v in super().default_sampling.items() if k != "guidance_scale"}
 
     def parse(self, condition: Condition) -> str:
         condition.require(self.accepts, f"model {self.model_name}", self.most)
@@ -164,29 +154,14 @@ class OwnCaptions:
         return float(self.check(media, prompt).passed)
 
 
-class OwnImages(OwnCaptions, ImageModality):
-    """Images with captions of their own."""
+WITH_CAPTIONS = ("image", "speech", "audio", "video", "motion")
 
 
-class OwnSpeech(OwnCaptions, SpeechModality):
-    """Spoken sentences with their transcripts."""
-
-
-class OwnAudio(OwnCaptions, AudioModality):
-    """Sounds with captions of their own."""
-
-
-class OwnVideo(OwnCaptions, VideoModality):
-    """Clips with captions of their own."""
-
-
-class OwnMotion(OwnCaptions, MotionModality):
-    """Motions with captions of their own."""
-
-
-OF_MODALITY: dict[str, type[Any]] = {
-    cls.name: cls for cls in (OwnImages, OwnSpeech, OwnAudio, OwnVideo, OwnMotion)
-}
+@cache
+def with_own_captions(modality: type[Modality]) -> type[Any]:
+    """Return the class of a modality whose prompts are captions of its own."""
+    name = f"{modality.__name__}OfOwnCaptions"
+    return type(name, (OwnCaptions, modality), {"__doc__": modality.__doc__})
 
 
 def modality_of_model(
@@ -206,10 +181,10 @@ def modality_of_model(
     conditions = config.get(CONDITIONS, BUILT_IN)
     if conditions == BUILT_IN or isinstance(modality, OwnCaptions):
         return modality
-    if modality.name not in OF_MODALITY:
+    if modality.name not in WITH_CAPTIONS:
         if conditions == NOTHING:
             return modality
         raise GenError(
-            f"model {name} takes captions; expected one of modality {', '.join(OF_MODALITY)}"
+            f"model {name} takes captions; expected one of modality {', '.join(WITH_CAPTIONS)}"
         )
-    return OF_MODALITY[modality.name](name, config, folder)
+    return with_own_captions(type(modality))(name, config, folder)

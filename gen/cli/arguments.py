@@ -127,8 +127,8 @@ def add_trust_flag(parser: Parser) -> None:
     parser.add_argument(
         "--trust-job",
         action="store_true",
-        help="accept what can run code in the job file: engine_options, import paths,"
-        " model_options.trust_remote_code and kernels of the hub",
+        help="accept what can run code or open connections in the job file: engine_options, import"
+        " paths, model_options.trust_remote_code, kernels of the hub, addresses of data sets",
     )
 
 

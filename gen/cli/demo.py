@@ -22,8 +22,9 @@ from gen.core.registry import registry
 from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.run import run_job
 from gen.jobs.signals import STOPPED, stoppable
+from gen.jobs.windows import read_window
 from gen.jobs.worker import Pipes
-from gen.store.ledger import CHECK, WINDOWS, Row, read_json, read_rows
+from gen.store.ledger import WINDOWS, Row, read_rows, read_verdicts
 
 ABOUT_TIMES = (
     f"of one image relative to {REFERENCE}, medians of {REPEATS} interleaved repeats (min-max)"
@@ -69,7 +70,7 @@ def timed(job: Job) -> tuple[dict[str, str], str | None]:
     rows: dict[str, Variant] = {}
     for number, entry in enumerate(job.entries):
         path = Path(job.out) / WINDOWS / f"{number}.json"
-        window = {"window": read_json(path)["window"]} if path.is_file() else {}
+        window = {"window": read_window(path)} if path.is_file() else {}
         name = entry.sampler["name"]
         rows.setdefault(name, Variant(name, {**entry.sampler, **window}, entry.sampling, name))
     first = job.entries[0]
@@ -81,7 +82,7 @@ def timed(job: Job) -> tuple[dict[str, str], str | None]:
 def summary(folder: Path, times: Mapping[str, str] = NO_TIMES) -> list[str]:
     """Summarise a checked folder of the job ``demo`` in five lines, with the times of the compared
     samplers where there are some."""
-    rows, verdicts = read_rows(folder), read_json(folder / CHECK)
+    rows, verdicts = read_rows(folder), read_verdicts(folder)
     first = {name: _rows_of(rows, name) for name in COMPARED}
     reference = first[COMPARED[0]]
     lines = [f"{len(reference)} images from the same prompts and seeds:"]

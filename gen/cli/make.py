@@ -128,7 +128,10 @@ def run(args: argparse.Namespace) -> int:
     """Carry out ``gen run``; return the exit code."""
     column = [] if args.prompt_column is None else [f"prompt_column={args.prompt_column}"]
     overrides = [*args.overrides, *column]
-    job = load_config(args.config, overrides, args.allow_env, args.trust_job, args.dry_run)
+    told = for_terminal() if process_rank().leader else Silent()
+    job = load_config(
+        args.config, overrides, args.allow_env, args.trust_job, args.dry_run, note=told.note
+    )
     return _dry_run(job) if args.dry_run else _run(job)
 
 

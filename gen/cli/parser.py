@@ -6,6 +6,7 @@ Imports nothing heavy: help is quick.
 from __future__ import annotations
 
 import argparse
+import re
 from functools import cache
 
 from gen.cli.arguments import Parser
@@ -30,7 +31,7 @@ from gen.cli.commands.train import add_train
 from gen.cli.commands.work import add_work
 from gen.cli.commands.world import add_world
 from gen.config.keys import KEYS
-from gen.core.errors import GenError, hint, shown
+from gen.core.errors import GenError, hint, nearest, shown
 from gen.core.paths import expand_user
 from gen.core.versions import gen_version
 
@@ -57,6 +58,7 @@ COMMANDS = (
     add_world,
     add_completion,
 )
+OVERRIDE = re.compile(r"([a-z_]+)(\.[\w.-]+)?=")  # such as sampler.window=64
 # arguments that are paths; a shell expands ~ only where it begins a word
 PATHS = ("config", "dataset", "dest", "file", "folder", "out", "parquet")
 
@@ -100,6 +102,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args, extra = parser.parse_known_args([_hyphenated(x) for x in argv])
     if args.overrides is not None:  # argparse drops positionals that follow a flag
         said = [*args.overrides, *(x for x in extra if not x.startswith("-"))]
+        if args.prompt is not None:
+            args.prompt, said = _prompt_of([args.prompt, *said])
         args.overrides = [*(x for x in said if "=" in x), *_set_values(args)]
         extra = [x for x in said if "=" not in x] + [x for x in extra if x.startswith("-")]
     if extra:
@@ -111,6 +115,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.print_help()
         raise SystemExit(0)
     return args
+
+
+def _prompt_of(words: list[str]) -> tuple[str, list[str]]:
+    """Tell the prompt, wherever it stands, from ``KEY=VALUE``; return it and the other words."""
+    words = [word for word in words if word]
+    at = next((i for i, word in enumerate(words) if not _is_override(word)), None)
+    return ("", words) if at is None else (words[at], words[:at] + words[at + 1 :])
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word begins with a key of a job file, or one that is nearly spelt so."""
+    found = OVERRIDE.match(word)
+    return found is not None and (found[1] in KEYS or nearest(found[1], KEYS) is not None)
 
 
 def _set_values(args: argparse.Namespace) -> list[str]:

@@ -7,18 +7,13 @@ seconds.
 from __future__ import annotations
 
 import argparse
-import re
 
 from gen.cli.names import check_name
 from gen.config.packaged import find_config
 
-OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=\S")  # such as sampler.window=64
-
 
 def sample(args: argparse.Namespace) -> int:
     """Carry out ``gen sample``; return the exit code."""
-    if OVERRIDE.match(args.prompt):  # of a call without a prompt
-        args.overrides, args.prompt = [args.prompt, *args.overrides], ""
     check_name("modality", args.modality)
     check_name("sampler", args.sampler)
     for text in args.overrides:

@@ -21,6 +21,7 @@ from gen.core.printable import printable
 from gen.core.registry import registry
 from gen.core.tables import columns
 from gen.jobs.pins import named_models
+from gen.jobs.progress.terminal import for_terminal
 from gen.models.load.hub import HubOptions, NotCached
 
 WIDTH = 100
@@ -55,7 +56,8 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_config(args: argparse.Namespace) -> int:
     find_config(args.config)
-    job = load_config(args.config, args.overrides, args.allow_env, args.trust_job)
+    note = for_terminal().note
+    job = load_config(args.config, args.overrides, args.allow_env, args.trust_job, note=note)
     commits = named_models(job, local=True).commits
     if args.json:
         tree = {**job.to_dict(), "fingerprint": fingerprint(job), "commits": commits}

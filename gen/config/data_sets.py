@@ -10,6 +10,7 @@ from gen.config.foreign import adopt_columns, missing_prompt
 from gen.config.yaml_text import check_bounds
 from gen.core.errors import GenError, bad_value, describe, unknown
 from gen.core.paths import expand_user
+from gen.core.trust import DATA_SET, refuse_untrusted
 
 OPTIONS = ("path", "name", "split", "revision", "data_files", "data_dir")
 MEDIA_TYPES = ("Image", "Audio", "Video", "Pdf", "Nifti")  # features that are no plain data
@@ -19,7 +20,7 @@ def check_options(options: Any, where: str) -> dict[str, Any]:
     """Check the value of ``prompts_dataset``: a path, or options of ``datasets.load_dataset``.
 
     Raises:
-        GenError: an unknown option, or a value of another kind.
+        GenError: an unknown option, a value of another kind, or one that reads pickles.
     """
     tree = {"path": options} if isinstance(options, str) else options
     if not isinstance(tree, Mapping) or "path" not in tree:
@@ -31,6 +32,7 @@ def check_options(options: Any, where: str) -> dict[str, Any]:
             raise bad_value(f"prompts_dataset.{key}", value, "a text", where)
     if "data_files" in tree:
         check_bounds(tree["data_files"], "prompts_dataset.data_files")
+    refuse_untrusted({DATA_SET: dict(tree)}, where, trusted=True)
     split = str(tree.get("split", "train"))
     path = str(expand_user(tree["path"])) if tree["path"].startswith("~") else tree["path"]
     return {**tree, "path": path, "split": split}

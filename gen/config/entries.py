@@ -16,7 +16,7 @@ from typing import Any
 
 from gen.config.canonical import canonical, factored, labels
 from gen.config.foreign import note_of
-from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census
+from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census, told
 from gen.config.layers import merge_layers, read_yaml
 from gen.config.prompt_files import prompt_paths
 from gen.config.references import escape
@@ -97,10 +97,12 @@ class Entry:
         """Number and digest of all rows, counted once."""
         return self.own_census(self.said_census())
 
-    def said_census(self) -> Census:
-        """Count the rows as written, which is the same for every entry that has them."""
+    def said_census(self, note: Callable[[str], object] = lambda text: None) -> Census:
+        """Count the rows as written, which is the same for every entry that has them. ``note``:
+        told how far a long file is."""
         stamp = self._stamp()
-        return replace(take_census(self._said_rows()), stamp=stamp)
+        rows = told(self._said_rows(), Path(self.prompts_file or "prompts").name, note)
+        return replace(take_census(rows), stamp=stamp)
 
     def own_census(self, said: Census) -> Census:
         """Count the rows with the sampler's own names of parameters; a second look is taken only

@@ -22,12 +22,15 @@ from gen.config.foreign import adopt_columns
 from gen.config.prompt_files import prompt_paths, read_values
 from gen.config.rows import Row, line_of, located, parse_row, writable
 from gen.config.yaml_text import check_bounds
+from gen.core.clock import SteadyClock
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError, bad_value
 from gen.core.files import put, sha256
 from gen.core.paths import is_file
 
+ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
 FOREIGN_MOST = 1000  # columns that a census remembers
+NOTED = 3.0  # seconds between two notes about a long file
 
 # --- where rows come from
 
@@ -44,23 +47,42 @@ def iter_rows(path: str | Path, column: str | None = None) -> Iterator[Row]:
         several files are counted on.
 
     Raises:
-        GenError: for a useless file: an unknown extension, no column of prompts, no row at all.
+        GenError: for a useless file: an unknown extension, no column of prompts, no row at all, or
+            more rows than a job can have.
     """
     paths = prompt_paths(path) or [Path(path)]
     first: dict[str, str] = {}  # where an id was first
-    empty, line = True, 0
+    count = line = 0
     for one in paths:
         for row in _file_rows(one, column):
             line = row.line if len(paths) == 1 else line + 1
             origin = line_of(one, row.line) if len(paths) > 1 else ""
-            empty = False
+            count += 1
+            if count > ITEMS:
+                raise GenError(f"{path} has more than {ITEMS:,} rows; expected at most so many")
             here = origin or f"line {row.line}"
             if row.id is not None and not row.error and first.setdefault(row.id, here) != here:
                 problem = f"id {row.id!r} is a duplicate; {first[row.id]} has the same id"
                 row = replace(row, error=located(one, row.line, problem))
             yield replace(row, line=line, origin=origin) if origin else row
-    if empty:
+    if not count:
         raise GenError(f"{path} is empty; expected at least one prompt")
+
+
+def told(rows: Iterable[Row], what: str, note: Callable[[str], object]) -> Iterator[Row]:
+    """Yield rows, and tell every ``NOTED`` seconds how many there were.
+
+    Args:
+        rows: the rows.
+        what: what is being read, for the note.
+        note: takes the text.
+    """
+    clock, noted = SteadyClock(), NOTED
+    for count, row in enumerate(rows):
+        if count % 1000 == 0 and clock() > noted:
+            note(f"reading {what}: {count:,} rows")
+            noted = clock() + NOTED
+        yield row
 
 
 def _file_rows(path: Path, column: str | None) -> Iterator[Row]:

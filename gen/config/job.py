@@ -22,7 +22,7 @@ from gen.config.condition_rows import row_condition
 from gen.config.data_sets import dataset_rows
 from gen.config.entries import Entry, Job
 from gen.config.foreign import check_column
-from gen.config.inputs import Census, file_digest, inline_rows, listed_rows
+from gen.config.inputs import ITEMS, Census, file_digest, inline_rows, listed_rows
 from gen.config.keys import FILES, PROMPTS
 from gen.config.layers import merge_layers, read_yaml
 from gen.config.model_options import checked_options
@@ -42,7 +42,6 @@ from gen.core.sampler import resolve_sampler
 from gen.core.trust import refuse_untrusted
 from gen.models.load.locate import AUTO, dtype_name, pick_device
 
-ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -54,11 +53,13 @@ class _Shared:
         counted: the census by file and column, or by the list.
         loaded: rows and foreign columns of a data set, by its options and column.
         local: models are looked for in the local cache alone.
+        note: told how far a long file is.
     """
 
     counted: dict[Any, Census] = field(default_factory=dict)
     loaded: dict[str, tuple[list[Any], list[str]]] = field(default_factory=dict)
     local: bool = False
+    note: Callable[[str], object] = lambda text: None
 
 
 def load_config(
@@ -67,6 +68,7 @@ def load_config(
     allow_env: Collection[str] = (),
     trust_job: bool = False,
     local: bool = False,
+    note: Callable[[str], object] = lambda text: None,
 ) -> Job:
     """Load the job of a file, or of a packaged config such as ``image/sjd``.
 
@@ -76,14 +78,14 @@ def load_config(
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
         trust_job: accept values of the file that do more than being read (``gen.core.trust``).
         local: look for models in the local cache alone; no connection is opened.
+        note: told every few seconds how far a long file of prompts is.
 
     Raises:
         GenError: for anything doubtful.
     """
     path = find_config(path_or_name)
     tree = read_yaml(path, allow_env)
-    if not trust_job:
-        refuse_untrusted(tree, str(path_or_name))
+    refuse_untrusted(tree, str(path_or_name), trust_job)
     return make_job(
         tree,
         overrides,
@@ -92,6 +94,7 @@ def load_config(
         name=path.stem,
         allow_env=allow_env,
         local=local,
+        note=note,
     )
 
 
@@ -104,6 +107,7 @@ def make_job(
     name: str | None = None,
     allow_env: Collection[str] = (),
     local: bool = False,
+    note: Callable[[str], object] = lambda text: None,
 ) -> Job:
     """Build a job from a tree with the keys of a job file.
 
@@ -115,12 +119,13 @@ def make_job(
         name: of the job, if the tree has none.
         allow_env: names of environment variables that an override may refer to.
         local: as of ``load_config``.
+        note: as of ``load_config``.
 
     Raises:
         GenError: for anything doubtful.
     """
     layers = merge_layers(tree, overrides, where, base or Path(), allow_env)
-    shared = _Shared(local=local)
+    shared = _Shared(local=local, note=note)
     entries = [
         _resolve(values, locations, location, shared)
         for values, locations, location in layers.entries
@@ -233,7 +238,7 @@ def _resolve(
     v["dtype"] = v["dtype"] if "dtype" in locations else usual.dtype
     foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
-    _check_rows(entry, at("prompts"), shared.counted)
+    _check_rows(entry, at("prompts"), shared)
     if foreign:
         entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
@@ -314,11 +319,12 @@ def _device(device: str, where: str) -> str:
     return device
 
 
-def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
+def _check_rows(entry: Entry, where: str, shared: _Shared) -> None:
     """Check one row of every set of parameters and edits. A wrong one in the job itself is
     refused; of a file, one good row is enough."""
     key = (entry.prompts_file, entry.prompt_column) if entry.prompts_file else id(entry.prompts)
-    said = counted[key] = counted.get(key) or entry.said_census()
+    said = shared.counted.get(key) or entry.said_census(shared.note)
+    shared.counted[key] = said
     entry.__dict__["census"] = entry.own_census(said)
     _check_adapters(entry, said.first.values())
     # files of other rows may be there where those of the first one are not

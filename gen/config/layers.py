@@ -100,6 +100,8 @@ def merge_layers(
     jobs = tree.get("jobs", [{}])
     if not isinstance(jobs, list) or not jobs:
         raise bad_value("jobs", jobs, "a list of partial jobs", where)
+    if len(jobs) > MOST:
+        raise GenError(f"jobs in {where} has {len(jobs):,} entries; expected at most {MOST:,}")
     top, top_origins, parsed = {}, {}, []
     for key in FOLDER_KEYS:
         if key in tree and (tree[key] is not None or key in RUN):

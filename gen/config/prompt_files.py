@@ -1,7 +1,8 @@
 """Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv, .tsv
 and .parquet (columns by name); all but Parquet may be compressed (.gz).
 
-Everything is read as it streams by. A reader yields the line, what it holds, its text, and what is
+Everything is read as it streams by, within bounds: a small file may unpack to terabytes, or to one
+row that fills the memory. A reader yields the line, what it holds, its text, and what is
 wrong with it; `gen.config.inputs` makes rows of them.
 """
 
@@ -11,6 +12,7 @@ import codecs
 import csv
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +28,11 @@ from gen.config.yaml_text import DEEPEST, load_yaml
 from gen.core.errors import GenError, shown, unknown
 from gen.core.paths import is_file
 
-LONGEST_LINE = 32 << 20  # bytes
+LONGEST_LINE = 32 << 20  # bytes; of a row of a Parquet file, those of one text
+MOST_LINES = 20_000_000  # of a file, blank ones included
+MOST_UNPACKED = 8 << 30  # bytes of a compressed file
+MOST_GROUP = 1 << 30  # bytes of the rows of a Parquet file that are read together
+MOST_VALUES = 1 << 26  # values of a column in such a group
 Read = tuple[int, Any, str, str | None]
 INTEGERS = ("seed", "num_samples", "frames")
 INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
@@ -85,15 +91,21 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _bounded(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines. Raises ``GenError`` for one that is longer than a row can be."""
-    number = 0
+    """Yield lines. Raises ``GenError`` for one that is longer than a row can be, and for more of
+    them than a job can have."""
+    number = unpacked = 0
+    most = MOST_UNPACKED if isinstance(file, gzip.GzipFile) else math.inf
     while line := file.readline(LONGEST_LINE + 1):
-        number += 1
+        number, unpacked = number + 1, unpacked + len(line)
         if len(line) > LONGEST_LINE:
             raise GenError(
                 f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes; expected a row per"
                 " line"
             )
+        if number > MOST_LINES:
+            raise GenError(f"{path} has more than {MOST_LINES:,} lines; expected at most so many")
+        if unpacked > most:
+            raise GenError(f"{path} unpacks to more than {most:,} bytes; expected at most so many")
         yield line
 
 
@@ -264,9 +276,15 @@ def _parquet(path: Path, column: str | None = None) -> Iterator[Read]:
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            names, number = _columns(file.schema_arrow.names, path, column), 0
+            schema = file.schema_arrow
+            _require_small_groups(path, file.metadata)
+        # a text that all rows share is held once, as in the file
+        texts = [f.name for f in schema if pyarrow.types.is_string(f.type)]
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            names, number = _columns(schema.names, path, column), 0
             for batch in file.iter_batches(batch_size=1024):
-                columns = (c.to_pylist() for c in batch.columns)
+                _require_short_texts(path, batch, number)
+                columns = (map(_plain, column) for column in batch.columns)
                 for cells in zip(*columns, strict=True):
                     number += 1
                     values = {
@@ -281,6 +299,42 @@ def _parquet(path: Path, column: str | None = None) -> Iterator[Read]:
         raise GenError(
             f"{path} is not a readable Parquet file: {' '.join(str(error).split())}"
         ) from error
+
+
+def _require_small_groups(path: Path, metadata: Any) -> None:
+    """Raise ``GenError`` for a group of rows that is too large to be read."""
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        columns = [group.column(c) for c in range(group.num_columns)]
+        size = sum(column.total_uncompressed_size for column in columns)
+        if size > MOST_GROUP:
+            raise GenError(
+                f"{path}, row group {g} holds {size:,} bytes; expected at most {MOST_GROUP:,}"
+            )
+        for column in columns:
+            if column.num_values > MOST_VALUES:
+                raise GenError(
+                    f"{path}, row group {g} holds {column.num_values:,} values of"
+                    f" {column.path_in_schema}; expected at most {MOST_VALUES:,}"
+                )
+
+
+def _require_short_texts(path: Path, batch: Any, before: int) -> None:
+    """Raise ``GenError`` for a text that is longer than a row can be, in the rows after ``before``
+    others."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        texts = getattr(column, "dictionary", ())
+        longest = max((len(text.as_buffer() or b"") for text in texts if text.is_valid), default=0)
+        if longest > LONGEST_LINE:
+            raise GenError(
+                f"{path} has a text of {longest:,} bytes as {name} after row {before}; expected at"
+                f" most {LONGEST_LINE:,}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Arrow as one of Python."""
+    return value.as_py()
 
 
 def _without_gaps(value: Any) -> Any:

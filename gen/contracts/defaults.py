@@ -13,7 +13,7 @@ from typing import Any
 
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.contracts.draft_model import DRAFTING, DraftModel
-from gen.contracts.modality import BUILT_IN, CONDITIONS, NOTHING, Modality
+from gen.contracts.modality import BUILT_IN, CONDITIONS, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -34,6 +34,21 @@ from gen.models.load.locate import model_kind
 
 # sampling parameters that latents have too: nothing ranks them
 OF_LATENTS = ("temperature", "guidance_scale")
+STATED_SAMPLING = "default_sampling"  # field of the config of a model of gen's own architectures
+
+
+def own_sampling(usual: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default sampling parameters of a model of gen's own architectures: what its
+    training stated, over those of its modality. Guidance, whose scale suits the modality's own
+    models, is left out of those where the model reads no prompts in the modality's language.
+
+    Args:
+        usual: default sampling parameters of the modality.
+        config: content of the model's config.json.
+    """
+    guides = config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+    kept = {k: v for k, v in usual.items() if guides or k != "guidance_scale"}
+    return {**kept, **(config.get(STATED_SAMPLING) or {})}
 
 
 @dataclass(frozen=True)
@@ -128,10 +143,8 @@ class Defaults:
         more = {"dtype": dtype, "draft": None if draft is None else DraftModel.find(draft, hub)}
         if files.embedded:
             protocols, kind = protocols_of(files.path), model_kind(files.path)
-            said = dict(own.default_sampling)
-            if files.config.get(CONDITIONS) == NOTHING:  # there is nothing to guide to
-                said.pop("guidance_scale", None)
             needs = files.config.get(CONDITIONS, BUILT_IN) == BUILT_IN
+            said = own_sampling(own.default_sampling, files.config)
             return replace(cls.of(own, said, protocols, kind), needs_prompt=needs, **more)
         family = family_of(files, modality)
         said = family.sampling_of(files, {**(saved.options if saved else {}), **(options or {})})

@@ -34,7 +34,7 @@ def slug(text: str, length: int = 40) -> str:
 
 def sha256(path: Path) -> str:
     """Return the digest of a regular file; errors as of ``open_regular``."""
-    with open_regular(path) as file:
+    with reading(path), open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -43,24 +43,42 @@ def open_regular(path: Path) -> BufferedReader:
 
     Raises:
         FileNotFoundError: there is nothing, or no regular file.
-        OSError: the file cannot be opened.
+        GenError: the file cannot be opened.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_TRANSLATION)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP, errno.ENOTDIR):  # a socket, a loop of links
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-        raise
+    nothing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    with reading(path):
+        try:
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NO_TRANSLATION)
+        except OSError as error:
+            if error.errno in (
+                errno.ENXIO,
+                errno.ELOOP,
+                errno.ENOTDIR,
+            ):  # a socket, a loop of links
+                raise nothing from None
+            raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        raise nothing
     return os.fdopen(handle, "rb")
 
 
 def read_regular(path: Path) -> bytes:
     """Read a regular file; errors as of ``open_regular``."""
-    with open_regular(path) as file:
+    with reading(path), open_regular(path) as file:
         return file.read()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn a disk that fails or a forbidden file into one sentence that names the file. A file that
+    is not there stays a ``FileNotFoundError``."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise GenError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # --- writing

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
-from gen.core.files import put_text, writing
+from gen.core.files import put, writing
 from gen.eval.folders import JobFolder, digest
 from gen.eval.metric import make_metric
 from gen.eval.metrics.checker import shares, verdicts_of
@@ -17,6 +16,7 @@ from gen.eval.stamps import settings_stamp
 from gen.eval.threads import one_thread
 from gen.gallery import write as gallery_page
 from gen.store.ledger import CHECK
+from gen.store.sealed import seal
 
 
 def check_folder(folder: str | Path, workers: int = 1) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def check_folder(folder: str | Path, workers: int = 1) -> dict[str, Any]:
         verdicts[name] = {"passed": False, "valid": False, "detail": detail}
     rows = [row for row in job.rows if row["id"] in verdicts]
     ordered = {row["id"]: verdicts[row["id"]] for row in rows}
-    put_text(job.path / CHECK, json.dumps(ordered, ensure_ascii=False) + "\n")
+    put(job.path / CHECK, lambda temporary: temporary.write_bytes(seal(ordered)))
     with writing(job.path):
         gallery_page.write_gallery(job.path)
     return _report(rows, ordered, len(broken), unjudged)

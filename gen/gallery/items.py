@@ -3,8 +3,8 @@ of index 0 to 499, and so on.
 
 A page on the disk may load scripts but read no files, so a script is a call: ``gen.items(0,
 [strings], [[item], ...])``. Prompts and methods repeat, so the fields in `SHARED` are indices into
-the strings of the same file. The first line of a file is a digest of its inputs, so an update while
-the job runs writes only the last file or two.
+the strings of the same file. The first line of a file is a digest of its inputs and a checksum of
+the rest, so an update while the job runs writes only the last file or two, and damaged ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import marshal
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from gen.core.files import put_text, writing
+from gen.core.errors import GenError
+from gen.core.files import put_text, read_regular, writing
 from gen.gallery.media import Files, Row, stamp, view
 from gen.gallery.page import overrides_of
 
@@ -56,7 +57,6 @@ USED = (
     "verdict",
 )
 VERSION = 1  # of these files
-END = ");\n"
 
 
 def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
@@ -72,11 +72,10 @@ def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
         chunks[row["position"] // CHUNK].append(row)
     for number, group in chunks.items():
         path = chunk_path(folder, number)
-        if _first_line(path) != _digest(files, group):
+        if _made_from(path) != _digest(files, group):
             text = chunk_text(files, number, group)
-            put_text(
-                path, f"{_digest(files, group)}\n{text}"
-            )  # of now: previews may have been made
+            head = _digest(files, group)  # of now: previews may have been made
+            put_text(path, f"{head} {crc32(text.encode()):08x}\n{text}")
     if whole:
         for path in set(folder.glob("items-*.js")) - {chunk_path(folder, n) for n in chunks}:
             path.unlink(missing_ok=True)
@@ -87,15 +86,14 @@ def chunk_path(folder: Path, number: int) -> Path:
     return folder / f"items-{number:05d}.js"
 
 
-def _first_line(path: Path) -> str:
-    """Return the first line of a complete file, else nothing."""
+def _made_from(path: Path) -> str:
+    """Return the digest of the inputs of a whole file, else nothing."""
     try:
-        with path.open("rb") as file:
-            first = file.readline().decode(errors="replace").rstrip("\n")
-            file.seek(-min(len(END), file.seek(0, os.SEEK_END)), os.SEEK_END)
-            return first if file.read() == END.encode() else ""
-    except FileNotFoundError:
+        head, _, text = read_regular(path).partition(b"\n")
+    except (OSError, GenError):  # it is written again
         return ""
+    digest, _, checksum = head.decode(errors="replace").rpartition(" ")
+    return digest if checksum == f"{crc32(text):08x}" else ""
 
 
 def _digest(files: Files, rows: list[Row]) -> str:
@@ -114,7 +112,7 @@ def chunk_text(files: Files, number: int, rows: list[Row]) -> str:
     def compact(tree):
         return json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
 
-    return f"gen.items({number}, {compact(list(words))}, {compact(items)}{END}"
+    return f"gen.items({number}, {compact(list(words))}, {compact(items)});\n"
 
 
 def _item(files: Files, row: Row, words: dict[str, int]) -> list[Any]:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
-from gen.core.files import TEMPORARY, writing
+from gen.core.files import TEMPORARY, sha256, writing
 from gen.core.processes import worker_name
 from gen.media.audio import open_sound
 from gen.media.images import image_size, read_image
@@ -129,7 +129,10 @@ def _plain(files: Files, row: Row) -> View:
     if kind:
         return View(kind, source, _preview(files, name))
     if name.lower().endswith(".txt"):
-        return View("text", source, note=excerpt(files.folder / name))
+        path = files.folder / name
+        if row.get("sha256") and name == row["file"] and sha256(path) != row["sha256"]:
+            return View("missing", source, note=f"{name} is not the file that its row describes")
+        return View("text", source, note=excerpt(path))
     return View("file", source, note=name)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from gen.gallery.searches import search_card
 from gen.gallery.trace import draw_trace
 from gen.media.images import image_size
 from gen.media.spectrogram import HEIGHT, WIDTH
-from gen.store.ledger import TRACES
+from gen.store.ledger import TRACES, trace_path
 from gen.store.sealed import parse
 
 FIRST_TRACES, FIRST_FAILURES = 12, 50  # number shown of a large job
@@ -240,7 +241,7 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
         ]
         if several:
             words.insert(0, str(row["modality"]))
-        path = folder / f"{row['id']}.json"
+        path = trace_path(files.folder, row)
         cards.append(
             {
                 "name": row["id"],
@@ -249,7 +250,7 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
                 "facts": " · ".join(words),
                 "media": media(files, row),
                 **draw_trace(
-                    _steps(path),
+                    _steps(path, row),
                     row.get("grid"),
                     str(path),
                     _kind(files, row),
@@ -293,10 +294,13 @@ def _text(files: Files, row: Row) -> str:
     return v.note if v.kind == "text" and not v.note.endswith("…") else ""
 
 
-def _steps(path: Path) -> Any:
-    steps, wrong = parse(read_regular(path))
+def _steps(path: Path, row: Row) -> Any:
+    data = read_regular(path)
+    steps, wrong = parse(data)
+    if sha256(data).hexdigest() != row.get("trace_sha256", sha256(data).hexdigest()):
+        wrong = "it is not the one that its row names"
     if wrong:
-        raise GenError(f"{path} is damaged: {wrong}; remove it and resume")
+        raise GenError(f"{path} is damaged: {wrong}; gen run with the same job makes it again")
     return steps
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from gen.config.yaml_text import load_yaml
 from gen.core.errors import GenError, bad_value, shown
@@ -55,15 +56,16 @@ from gen.store.ledger import (
     MANIFEST,
     PLAN,
     is_job,
-    read_json,
     read_plan,
     read_rows,
+    read_verdicts,
 )
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "preview_sheet", "preview_start", "write_gallery"]
 PAGE = 200  # items that one page shows whole
 TURNS = 3  # attempts to write a page while the manifest changes
 PARAM = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
+CHECKSUM = re.compile(r"#.*, checksum ([0-9a-f]{8})\n")  # of the rest of a config
 NAME = re.compile(r"^name:.*(?:\n[ \t].*)*", re.MULTILINE)  # of a job, in its config
 
 
@@ -146,7 +148,7 @@ def _large(files: Files, rows: list[Row], planned: int) -> dict[str, Any]:
 def _rows(folder: Path) -> list[Row]:
     """Read the rows and add ``method``, the sampler's name on the page, and ``verdict``, if
     any."""
-    rows, verdicts = read_rows(folder), read_json(folder / CHECK)
+    rows, verdicts = read_rows(folder), read_verdicts(folder)
     for name, verdict in verdicts.items():
         if not isinstance(verdict, dict) or "passed" not in verdict:
             raise bad_value(
@@ -179,6 +181,12 @@ def _name(folder: Path) -> str:
         tree = load_yaml(found[0]) if found else {}
     except (GenError, UnicodeDecodeError) as error:
         raise GenError(f"{path} is not a valid job file: {' '.join(str(error).split())}") from error
+    said = CHECKSUM.match(text)
+    if said and said[1] != f"{crc32(text[said.end() :].encode()):08x}":
+        raise GenError(
+            f"{path} is not as it was written: its checksum does not fit; gen run with the same job"
+            " writes it again"
+        )
     if not isinstance(tree, dict):
         raise GenError(f"{path} is not a valid job file: its name is {shown(tree)}")
     return str(tree.get("name") or "")

@@ -48,6 +48,7 @@ GONE = (
     "also",
     "search",  # its candidates kept no tokens
     "beside_sha256",
+    "trace_sha256",
 )  # of a row: where its parts lie in the source
 
 

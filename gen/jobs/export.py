@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gen.core.errors import GenError
 from gen.core.files import put, writing
 from gen.media.kinds import kind_of_file
-from gen.store.ledger import CHECK, Row, read_json, read_plan, read_rows, require_job
+from gen.store.ledger import Row, read_plan, read_rows, read_verdicts, require_job
 from gen.store.shard_reader import Members
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ COLUMNS = {
     "shard_bytes": WHOLE,
     "tokens_file": TEXT,
     "beside_sha256": TEXT,
+    "trace_sha256": TEXT,
     "also": PARTS,
     "search": PARTS,
     "nfe": WHOLE,
@@ -128,7 +129,7 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
 
 def export_rows(folder: Path) -> list[Row]:
     """Read the rows of a job with the verdicts of its check."""
-    verdicts = read_json(folder / CHECK)
+    verdicts = read_verdicts(folder)
     return [
         {**(v if isinstance(v := verdicts.get(r["id"]), dict) else {}), **r}
         for r in read_rows(folder)

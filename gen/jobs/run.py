@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import write_rows
@@ -142,8 +143,7 @@ def join_job(
     (``gen.core.trust``).
     """
     folder = require_job(folder)
-    if not trust_job:
-        refuse_untrusted(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    refuse_untrusted(read_yaml(folder / CONFIG), str(folder / CONFIG), trust_job)
     report = run_worker(folder, slot=slot, device=device, progress=progress, stop=stop)
     if not report.stopped:
         publish(folder, read_plan(folder))
@@ -213,9 +213,10 @@ def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> list
     """Write the config of this run, and mark what is to be made again: damaged media, and failed
     items if they are to be retried. Returns the damaged rows, which are dropped."""
     made = plan["made_with"]
+    keys = job.to_yaml()
     text = (
         f"# gen {made.get('gen')}, torch {made.get('torch')}, fingerprint"
-        f" {plan['fingerprint']}\n{job.to_yaml()}"
+        f" {plan['fingerprint']}, checksum {crc32(keys.encode()):08x}\n{keys}"
     )
     config = folder / CONFIG
     if not config.is_file() or config.read_bytes() != text.encode():

@@ -33,7 +33,8 @@ from gen.core.sampler import resolve_sampler
 from gen.jobs.progress.report import Silent
 from gen.samplers.engine.window import AUTO, LADDER, LEAST, WORTH, Widths
 from gen.store.claims import create, locked
-from gen.store.ledger import WINDOWS, read_json
+from gen.store.ledger import WINDOWS, read_sealed
+from gen.store.sealed import seal
 
 FIRST = 8  # width of the first batch
 
@@ -77,11 +78,16 @@ def with_window(
                 if found is None:
                     return entry
                 with writing(path):
-                    create(path, json.dumps(found).encode() + b"\n")
-    window = read_json(path).get("window")
+                    create(path, seal(found))
+    return replace(entry, sampler={**entry.sampler, "window": read_window(path)})
+
+
+def read_window(path: Path) -> int:
+    """Read the window of an entry. Raises ``GenError`` for a damaged file."""
+    window = read_sealed(path, "remove it and resume").get("window")
     if not isinstance(window, int) or window < 1:
         raise GenError(f"{path} is damaged: it has no window; remove it and resume")
-    return replace(entry, sampler={**entry.sampler, "window": window})
+    return window
 
 
 def measure_windows(

@@ -147,7 +147,7 @@ class Worker:
         )
         pipes.commits = self.plan.get("commits", {})
         # a worker starts no engine, so the options of one run nothing here
-        self.job = job or load_config(folder / CONFIG, trust_job=True)
+        self.job = job or load_config(folder / CONFIG, trust_job=True, note=progress.note)
         if fingerprint(self.job) != self.plan["fingerprint"]:
             raise GenError(f"{folder / CONFIG} is not the job that {folder} was planned for")
         self.tars = self.job.run.layout == "shards"

@@ -23,7 +23,7 @@ from gen.gallery import write as gallery
 from gen.jobs.pins import pinned_options
 from gen.jobs.searched import ENDING, load_shown, save_search
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
-from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
+from gen.store.ledger import RUNTIME, SHARDS, Journal, Row, holds, shard_folder, trace_path
 from gen.store.manifest import digest_of
 from gen.store.stored_tokens import save_tokens
 
@@ -144,11 +144,8 @@ class Writer:
     def _save(self, out: Any, i: int, work: Work, puts: Puts, outdated: list[Path]) -> Row:
         """Write the files of an item and return its row; an output that cannot be encoded is one
         failed item, whose files of an earlier attempt are ``outdated``."""
-        modality, stem, before = (
-            self.worker.pipe(work.item["entry"]).modality,
-            work.item["stem"],
-            len(puts),
-        )
+        modality = self.worker.pipe(work.item["entry"]).modality
+        stem, before = work.item["stem"], len(puts)
         row, job = self._row(work, out, i, "ok", None), recipe(work, self.commits)
         also, info = row.get("also", ()), info_of(row, job)
         tokens = row.get("tokens_file")
@@ -177,24 +174,21 @@ class Writer:
             outdated += [self.target / n for n in (*names, f"{stem}.{ENDING}", tokens) if n]
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
-        if work.trace and out.traces:
-            traces = self.worker.folder / TRACES
-            with writing(traces):
-                traces.mkdir(exist_ok=True)
-            steps = json.dumps([_trace_step(s) for s in out.traces[i]]) + "\n"
-            puts.add(traces / f"{work.item['id']}.json", lambda path: path.write_text(steps))
         logprobs = {} if out.logprobs is None else {"logprobs": as_dicts(out.logprobs[i])}
-        about = (
-            json.dumps(
-                {**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job, **logprobs},
-                ensure_ascii=False,
-            )
-            + "\n"
-        )
+        stated = {k: v for k, v in row.items() if k not in RUNTIME}
+        about = json.dumps({**stated, "job": job, **logprobs}, ensure_ascii=False) + "\n"
         sidecar = puts.add(
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )
         row["beside_sha256"] = digest_of([*beside, sidecar])
+        trace = trace_path(self.worker.folder, row)
+        if work.trace and out.traces:
+            with writing(trace):
+                trace.parent.mkdir(exist_ok=True)
+            steps = json.dumps([_trace_step(s) for s in out.traces[i]]) + "\n"
+            row["trace_sha256"] = sha256(puts.add(trace, lambda path: path.write_text(steps)))
+        elif work.attempt > 1:
+            outdated.append(trace)
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
             if sheet:

@@ -245,8 +245,8 @@ def read_video(
     if missing := truncation(path, VIDEO_CHUNKS):
         raise GenError(f"video {path} is cut off: its header promises {missing}")
     if fps is None:
-        every = _decoded(path, size, None)
-        return np.stack(list(every.frames.values()))
+        frames = _decoded(path, size, None).frames
+        return _stacked(frames, list(frames))
     clip = _decoded(path, size, None, drops=True)
     if None in clip.times:
         raise GenError(f"video {path} has frames without a time; expected a time stamp of each")
@@ -260,7 +260,18 @@ def read_video(
     frames = clip.frames or _decoded(path, size, set(chosen)).frames
     one = frames[chosen[0]]
     require_bytes(f"video {path}", len(chosen) * one.nbytes, _spelled(len(chosen), one))
-    return np.stack([frames[i] for i in chosen])
+    return _stacked(frames, chosen)
+
+
+def _stacked(frames: dict[int, np.ndarray], chosen: Sequence[int]) -> np.ndarray:
+    """Return the frames with the chosen numbers, which rise, as one array. A frame is freed once it
+    is copied, so that memory holds the clip once."""
+    stacked = np.empty((len(chosen), *frames[chosen[0]].shape), np.uint8)
+    for i, number in enumerate(chosen):
+        stacked[i] = frames[number]
+        if number not in chosen[i + 1 : i + 2]:
+            del frames[number]
+    return stacked
 
 
 @dataclass

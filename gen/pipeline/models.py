@@ -24,7 +24,7 @@ from gen.contracts.checkpoint import (
     load_checkpoint,
     options_of,
 )
-from gen.contracts.defaults import Defaults
+from gen.contracts.defaults import Defaults, own_sampling
 from gen.contracts.draft_model import DraftModel
 from gen.contracts.frontend import TokenFrontend, Vocabulary, codebook_digest
 from gen.contracts.modality import Binding, Modality
@@ -378,7 +378,10 @@ class ModalityModels:
     def defaults(self) -> Defaults:
         """Sampler and parameters of a request that names none."""
         served = ((), None) if self.model is None else self.serves(self.model)
-        found = Defaults.of(self.modality, self.modality.default_sampling, *served)
+        usual = self.modality.default_sampling
+        if self.model is not None and self.files(self.model).embedded:
+            usual = own_sampling(usual, self.files(self.model).config)
+        found = Defaults.of(self.modality, usual, *served)
         return replace(found, draft=self.draft_model)
 
     @property

@@ -30,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.clock import SteadyClock
+from gen.core.errors import GenError
 from gen.core.files import read_regular
 from gen.core.processes import is_dead, worker_name
+from gen.store.sealed import parse
 
 try:
     import fcntl
@@ -114,7 +116,7 @@ def read_claim(path: Path) -> dict[str, Any] | None:
         tree = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (GenError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 
@@ -193,9 +195,12 @@ class Claims:
 
     def mine(self, shard: str) -> bool:
         """Return True if the claim is still this worker's: after a long stop another worker may
-        have taken the shard over."""
-        said = read_claim(self.folder / shard)
-        return bool(said) and said.get("worker") == self.worker
+        have taken the shard over. Raises ``GenError`` for a claim that cannot be read."""
+        try:
+            said, wrong = parse(read_regular(self.folder / shard))
+        except FileNotFoundError:
+            return False
+        return wrong is None and isinstance(said, dict) and said.get("worker") == self.worker
 
     @contextmanager
     def fence(self, shard: str) -> Iterator[bool]:
@@ -228,7 +233,7 @@ class Claims:
         with self._lock:
             self.held.discard(shard)
         # a disk that takes nothing any more: others find this worker gone when it is
-        with suppress(OSError), self._guard(shard):
+        with suppress(OSError, GenError), self._guard(shard):
             if self.mine(shard):
                 (self.folder / shard).unlink(missing_ok=True)
 
@@ -238,7 +243,7 @@ class Claims:
             self._beat += 1
             for shard in self.held:
                 # a full disk: the worst that happens is that somebody does the same work
-                with suppress(OSError), self._guard(shard, wait=False) as free:
+                with suppress(OSError, GenError), self._guard(shard, wait=False) as free:
                     if free is not None and self.mine(shard):
                         self._write_beat(shard)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.clock import SteadyClock
+from gen.core.errors import GenError
 from gen.core.files import open_regular, read_regular
 from gen.core.versions import gen_version, installed
 
@@ -188,7 +189,7 @@ def recent(
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - most))
                 data = file.read()
-        except OSError:
+        except (OSError, GenError):
             continue
         events = list(_events(data if size <= most else data.partition(b"\n")[2]))
         starts = [i for i, e in enumerate(events) if e["event"] == "start"]
@@ -243,7 +244,7 @@ def _files(folder: Path) -> list[Path]:
 def _bytes(path: Path) -> bytes:
     try:
         return read_regular(path)
-    except OSError:
+    except (OSError, GenError):
         return b""
 
 

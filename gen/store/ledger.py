@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
-from gen.core.files import open_regular, read_regular, writing
+from gen.core.files import open_regular, read_regular, reading, writing
 from gen.store.sealed import Damaged, parse, parse_plan, problem_of, seal, unseal
 
 MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
@@ -39,6 +39,7 @@ RUNTIME = (
     "seconds",
     "batch",
     "worker",
+    "trace_sha256",  # a run may trace more items than the last one
 )  # the fields of a row that differ from run to run
 MADE_AGAIN = "gen run with the same job makes its item again"
 RANK = {"failed": 0, "ok": 1, "due": 2}
@@ -219,6 +220,36 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
+def read_sealed(path: Path, hint: str) -> dict[str, Any]:
+    """Read an object that was written with its checksum; ``{}`` if there is no such file.
+
+    Args:
+        path: the file.
+        hint: what makes it again, for the message.
+
+    Raises:
+        Damaged: the file is not as it was written.
+    """
+    try:
+        body = unseal(read_regular(path).removesuffix(b"\n"))
+    except FileNotFoundError:
+        return {}
+    tree, wrong = (None, "its checksum does not fit") if body is None else parse(body)
+    if wrong or not isinstance(tree, dict):
+        raise Damaged(path, 1, wrong or "it holds no object", hint)
+    return tree
+
+
+def read_verdicts(folder: Path) -> dict[str, Any]:
+    """Read the verdicts of ``gen check``, by item; ``{}`` if it did not run."""
+    return read_sealed(folder / CHECK, f"gen check {folder} makes it again")
+
+
+def trace_path(folder: Path, row: Row) -> Path:
+    """Return the file of the decoding steps of an item."""
+    return folder / TRACES / f"{row['id']}.json"
+
+
 def read_plan(folder: Path) -> dict[str, Any]:
     """Read the plan of a job. Raises ``GenError`` if the folder holds none, and ``Damaged`` for
     one that is not as it was written."""
@@ -234,7 +265,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def holds(folder: Path, plan: dict[str, Any]) -> bool:
     """Return True if the folder still holds this plan; its head is enough to tell."""
     try:
-        with open_regular(folder / PLAN) as file:
+        with reading(folder / PLAN), open_regular(folder / PLAN) as file:
             return plan["fingerprint"].encode() in file.read(200)
     except FileNotFoundError:
         return False

@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from gen.store.ledger import (
     lines_of,
     parse_rows,
     tables,
+    trace_path,
 )
 from gen.store.sealed import Damaged, seal
 
@@ -124,11 +125,11 @@ def _intact(folder: Path, row: Row) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """``None`` where there is no readable file, or none any more: a worker beside us moves the
-    media of a shard into its tar."""
+    """``None`` where there is no file, or none any more: a worker beside us moves the media of a
+    shard into its tar."""
     try:
         return sha256(path)
-    except OSError:
+    except FileNotFoundError:
         return None
 
 
@@ -175,6 +176,8 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
         if row["status"] != "ok":
             return False
         path = inside(folder, row)
+        if "trace_sha256" in row and _digest(trace_path(folder, row)) != row["trace_sha256"]:
+            return True
         if path is None or Path(row.get("member") or row["file"]).stem != stems[row["id"]]:
             return True
         if "member" in row:
@@ -199,9 +202,12 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
 def digest_of(paths: list[Path]) -> str | None:
     """Return one digest of several files in their order; None if one is missing."""
     digests = [_digest(path) for path in paths]
-    if None in digests:
-        return None
-    return hashlib.sha256("".join(map(str, digests)).encode()).hexdigest()
+    return None if None in digests else joined(map(str, digests))
+
+
+def joined(digests: Iterable[str]) -> str:
+    """Return one digest of several in their order."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def remove_job(folder: Path, plan: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from gen.core.errors import GenError
 Row = dict[str, Any]
 NUMBERS = (int, (int, float))
 END = re.compile(rb', "crc": "([0-9a-f]{8})"\}')
+EMPTY = b"{}"
 SIZE = len(', "crc": "00000000"}')  # bytes that a line has more than its row
 SUMS = re.compile(rb'"lines": "((?:[0-9a-f]{8})+)"\}')
 
@@ -36,13 +37,17 @@ class Damaged(GenError):
 
 
 def seal(row: Row) -> bytes:
-    """Encode a row as one line of JSON with its checksum."""
+    """Encode a row as one line of JSON with its checksum; an empty one needs none."""
+    if not row:
+        return EMPTY + b"\n"
     text = json.dumps(row, ensure_ascii=False).encode(errors="replace")
     return b'%s, "crc": "%08x"}\n' % (text[:-1], crc32(text))
 
 
 def unseal(line: bytes) -> bytes | None:
     """Return the JSON of a line without its checksum; None if it does not fit."""
+    if line == EMPTY:
+        return line
     body, end = line[:-SIZE] + b"}", END.fullmatch(line[-SIZE:])
     return body if end and end[1] == b"%08x" % crc32(body) else None
 
@@ -54,12 +59,11 @@ NEEDED = {
     "failed": {**FINISHED, "error": str},
     "ok": {**FINISHED, "file": str, "sha256": str},
 }
+DIGESTS = ("shard_sha256", "beside_sha256", "trace_sha256")  # of files, in hexadecimal digits
 OPTIONAL = {
     **dict.fromkeys(("attempt", "turn", "bytes", "nfe", "tokens", "tokens_computed", "batch"), int),
     **dict.fromkeys(("mean_acceptance_length", "draft_acceptance_rate", "seconds"), (int, float)),
-    **dict.fromkeys(
-        ("model", "adapter", "guarantee", "worker", "tokens_file", "shard_sha256"), str
-    ),
+    **dict.fromkeys(("model", "adapter", "guarantee", "worker", "tokens_file", *DIGESTS), str),
     **dict.fromkeys(("condition", "overrides", "meta", "decoded_with", "search"), dict),
     "also": list,
 }
@@ -189,6 +193,7 @@ def problem_of_item(item: Any, index: int, entries: int) -> str | None:
         return wrong
     if item["index"] != index or not 0 <= item["entry"] < entries:
         return f"index {item['index']} of entry {item['entry']} cannot be; expected index {index}"
-    if item["stem"] in ("", ".", "..") or re.search(r"[/\\\0]", item["stem"]):
-        return f"stem is {item['stem']!r}; expected the name of a file"
+    for key in ("stem", "id"):  # of files of the folder
+        if item[key] in ("", ".", "..") or re.search(r"[/\\\0]", item[key]):
+            return f"{key} is {item[key]!r}; expected the name of a file"
     return None

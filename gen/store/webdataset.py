@@ -20,7 +20,7 @@ from typing import Any
 from gen.core.files import put, read_regular, sha256, writing
 from gen.core.processes import worker_name
 from gen.store.ledger import SHARDS, Journal, Row, due_again, parse_rows, shard_folder
-from gen.store.manifest import publish
+from gen.store.manifest import joined, publish
 from gen.store.sealed import seal
 
 OF_TAR = ("shard_sha256", "shard_bytes")  # what a row says of its tar, and only once that is there
@@ -105,14 +105,15 @@ def _write(path: Path, rows: list[Row], source: Path, old: Path) -> None:
                 *tokens,
                 f"{Path(row['member']).stem}.json",
             ]
-            files = {n: _content(source / n, kept, n) for n in names}
-            if (
-                None in files.values()
-                or hashlib.sha256(files[row["member"]]).hexdigest() != row["sha256"]
+            files = [_content(source / n, kept, n) for n in names]
+            medium, *beside = [hashlib.sha256(data or b"").hexdigest() for data in files]
+            if None in files or (medium, joined(beside)) != (
+                row["sha256"],
+                row.get("beside_sha256"),
             ):
                 missing.append(row)
                 continue
-            for name, data in files.items():
+            for name, data in zip(names, files, strict=True):
                 _add(archive, name, data)
     if missing:
         raise Missing(missing)

@@ -14,6 +14,7 @@ from gen.config.yaml_text import load_yaml
 from gen.core.checks import check_int
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user
+from gen.core.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 OBJECTIVES = ("causal", "masked", "block", "drafter", "frontend")
 FRONTENDS = ("image", "speech")  # modalities whose frontends can be trained
@@ -86,7 +87,8 @@ class Frontend:
     Attributes:
         modality: ``image`` (vector quantisation) or ``speech`` (residual quantisation of any
             sounds).
-        size: size of the media, such as ``64x64``; empty for that of the modality's models.
+        size: size of the media, such as ``64x64``, or samples of sounds; empty for that of the
+            modality's models.
         codes: vectors of a codebook.
         factor: pixels of an image that a code is wide and high.
         streams: codebooks of a frame of sound.
@@ -135,6 +137,8 @@ class TrainingConfig:
         device: device of the training.
         lora: adapters of a published model; None trains all weights.
         merge: write the weights with the adapters of ``lora`` added, too.
+        sampling: default sampling parameters of the model, such as ``{temperature: 0.7}``, over
+            those of its modality.
         samples: prompts that the trained model is asked for at the end.
         sample_every: steps after which it is asked for them, too, at the next checkpoint; 0 for
             the end alone.
@@ -167,6 +171,7 @@ class TrainingConfig:
     device: str = "cpu"
     lora: LoRA | None = None
     merge: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[str, ...] = ()
     sample_every: int = 0
     drafter: Drafter = Drafter()
@@ -184,7 +189,7 @@ class TrainingConfig:
 
 KEYS = tuple(f.name for f in fields(TrainingConfig))
 NODES: dict[str, Any] = {"model": NewModel, "lora": LoRA, "drafter": Drafter, "frontend": Frontend}
-FREE = ("device", "merge")  # keys that may differ when a run is resumed
+FREE = ("device", "merge", "sampling")  # keys that may differ when a run is resumed
 
 
 def load_training(
@@ -217,7 +222,7 @@ def _override(tree: dict[str, Any], text: str) -> None:
     where = f"override {shown(text)}"
     if not equals:
         raise GenError(f"{where} has no '='; expected key=value, such as steps=100")
-    if first not in KEYS or (second and first not in NODES):
+    if first not in KEYS or (second and first not in (*NODES, "sampling")):
         raise unknown("key", key, KEYS, where)
     if not second:
         tree[first] = load_yaml(value)
@@ -250,6 +255,7 @@ def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
     if isinstance(samples, str) or not all(isinstance(s, str) for s in samples):
         raise bad_value("samples", samples, "a list of prompts", where)
     values["samples"] = tuple(samples)
+    values["sampling"] = _sampling(values.get("sampling") or {}, where)
     for key in ("data", "out"):
         value = values.get(key)
         if value is None and (key == "data" and values.get("objective") == "drafter"):
@@ -262,6 +268,17 @@ def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
     return config
 
 
+def _sampling(said: Any, where: str) -> dict[str, Any]:
+    if not isinstance(said, Mapping):
+        raise bad_value("sampling", said, "{temperature: ...}", where)
+    for name in said:
+        if name not in SAMPLING_FIELDS:
+            known = [f"sampling.{n}" for n in SAMPLING_FIELDS]
+            raise unknown("key", f"sampling.{name}", known, where)
+    SamplingParams(**said)  # raises for a wrong value
+    return dict(said)
+
+
 def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
     names, value = [f.name for f in fields(cls)], dict(value)
     if cls is NewModel and (size := value.pop("size", None)) is not None:
@@ -271,6 +288,10 @@ def _node(key: str, cls: Any, value: Mapping[str, Any], where: str) -> Any:
     for name in value:
         if name not in names:
             raise unknown("key", f"{key}.{name}", [f"{key}.{n}" for n in names], where)
+    if cls is Frontend:  # ``start:`` without a value is an empty text; a size may be one number
+        value = {k: "" if v is None and k in ("size", "start") else v for k, v in value.items()}
+        if type(value.get("size")) is int:
+            value["size"] = str(value["size"])
     made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
     if isinstance(made, NewModel):
         check_int("model.layers", made.layers, 1, where=where)
@@ -335,6 +356,9 @@ def _check(config: TrainingConfig, where: str) -> None:
     _check_number("weight_decay", config.weight_decay, 0, 1, where)
     for name in ("share", "drop", "validation"):
         _check_number(name, getattr(config, name), 0, 1, where)
+    if config.sampling and config.objective in ("drafter", "frontend"):
+        expected = "none: a drafter is trained for the defaults of its model, a frontend draws none"
+        raise bad_value("sampling", config.sampling, expected, where)
     _check_bools({k: getattr(config, k) for k in ("average", "muon", "merge")}, where)
     if config.merge and config.lora is None:
         raise bad_value("merge", True, "false without lora, which has nothing to merge", where)

@@ -6,6 +6,7 @@ The losses and codebooks are those of the recipes that made the built-in fronten
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import bad_value
 from gen.core.files import put_text
 from gen.models.load.libraries import diffusers
 from gen.models.load.locate import ZOO, locate, read_config, save_model
@@ -66,6 +67,11 @@ class FrontendTask(Task):
             warm = 0 if keeps_codes else min(NEW_CODES, warm)
         return warm, steps * 3 // 4
 
+    def _is_low(self, device: torch.device) -> bool:
+        """Whether the forward pass runs in bfloat16."""
+        asked = {FLOAT32: False, BFLOAT16: True}
+        return asked.get(self.config.precision, fast_bfloat16(device))
+
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.config.seed)
 
@@ -112,8 +118,7 @@ class ImageTask(FrontendTask):
             x[mirrored] = x[mirrored].flip(-1)
         device = next(self.model.parameters()).device
         x, m = x.to(device), self.model
-        is_low = {FLOAT32: False, BFLOAT16: True}.get(self.config.precision, fast_bfloat16(device))
-        with torch.autocast(device.type, torch.bfloat16, enabled=is_low):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._is_low(device)):
             h = m.quant_conv(m.encoder(x)).float()
             flat, loss = self.chains[0](h.permute(0, 2, 3, 1).flatten(0, 2), learns)
             z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
@@ -135,20 +140,18 @@ class SoundTask(FrontendTask):
 
     def __init__(self, config: TrainingConfig, data: MediaData):
         super().__init__(config, data)
-        asked = self.asked
+        asked, keeps = self.asked, True
         if asked.start:
             codec = self._started()
-            found = (codec.config.num_quantizers, codec.config.codebook_size)
-            if found != (asked.streams, asked.codes):
-                raise GenError(
-                    f"frontend.start {asked.start} has {found[0]} codebooks of {found[1]} vectors;"
-                    f" expected frontend.streams={found[0]} frontend.codes={found[1]}"
-                )
+            keeps = codec.config.codebook_size == asked.codes
+            keeps = keeps and codec.config.num_quantizers == asked.streams
+            if not keeps:
+                codec = with_codebooks(codec, asked.streams, asked.codes)
             self.model: Any = Training(codec, is_new=False)
         else:
             filters = max(4, asked.width * 3 // 8)
             self.model = Training(new_codec(asked.streams, asked.codes, filters))
-        self.chains = self.model.chains(*self._schedule(True), self._generator())
+        self.chains = self.model.chains(*self._schedule(keeps), self._generator())
 
     def _started(self) -> Any:
         """Load the codec to start from. Raises ``GenError`` for another architecture."""
@@ -166,7 +169,9 @@ class SoundTask(FrontendTask):
         x = self.data.batch(rows).to(device)
         if self.model.training:
             x = excerpts(x, torch.Generator().manual_seed(seed))
-        y, loss = self.model.code(x, self.chains, self.model.training)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._is_low(device)):
+            y, loss = self.model.code(x, self.chains, self.model.training)
+        y = y.float()
         wave = F.l1_loss(y, x) / x.abs().mean().clamp_min(1e-4)
         return spectral_distance(x[:, 0], y[:, 0]) + 0.1 * wave + loss
 
@@ -181,6 +186,22 @@ class SoundTask(FrontendTask):
             save_model(self.model.finish(), out / MODEL)
         write_media_size(out / MODEL, self.data.size.axes)
         return Written(str(out / MODEL))
+
+
+def with_codebooks(codec: Any, streams: int, codes: int) -> Any:
+    """Return a codec with the layers of another one, and new codebooks.
+
+    Args:
+        codec: Mimi of transformers.
+        streams: codebooks of a frame.
+        codes: vectors of a codebook.
+    """
+    config = copy.deepcopy(codec.config)
+    config.num_quantizers, config.codebook_size = streams, codes
+    made = type(codec)(config)
+    kept = {k: v for k, v in codec.state_dict().items() if ".codebook." not in k}
+    made.load_state_dict(kept, strict=False)
+    return made.train()
 
 
 def excerpts(x: Tensor, generator: torch.Generator) -> Tensor:

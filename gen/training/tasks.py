@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.contracts.condition import CONDITION, Condition, Prompt
+from gen.contracts.defaults import STATED_SAMPLING
 from gen.contracts.frontend import codebook_digest
 from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality
 from gen.core.errors import GenError, bad_value
@@ -22,6 +23,7 @@ from gen.modalities.grid_base import GridModality
 from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
 from gen.modalities.text_encoder import STATED, padded
 from gen.models.load.digest import digest_of
+from gen.models.load.generation_config import GENERATION
 from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import locate, quiet, read_config, readable, save_model, zoo
 from gen.models.load.networks import config_field
@@ -54,7 +56,11 @@ def make_task(config: TrainingConfig, data: TokenData) -> Task:
     Raises:
         GenError: a model, a vocabulary or an objective that does not fit the data.
     """
-    if data.encoder.name == FILE and isinstance(config.model, NewModel):
+    is_new_text = data.encoder.name == FILE and isinstance(config.model, NewModel)
+    if config.sampling and (is_new_text or data.encoder.is_open):
+        expected = f"none: the defaults of a language model are those of its {GENERATION}"
+        raise bad_value("sampling", config.sampling, expected)
+    if is_new_text:
         return TextTask(config, data)
     if data.encoder.is_open:
         return LanguageTask(config, data)
@@ -105,6 +111,8 @@ class GridTask(Task):
             made.config.conditions = self.data.captions.kind
         elif is_new:
             made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
+        if self.config.sampling:
+            setattr(made.config, STATED_SAMPLING, dict(self.config.sampling))
         self._keep_rate(made.config)
         made.config.architectures = [type(made).__name__]
         return made

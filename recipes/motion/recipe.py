@@ -47,8 +47,8 @@ from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
 from gen.recipes.common.grid_models import Run, Shape
 from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
 from gen.recipes.common.train import TrainConfig, fit_average
-from gen.tokenizers.motion.motion_vq import MotionVQ
-from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
+from gen.tokenizers.motion.motion_vq import STRIDE, MotionVQ
+from gen.tokenizers.motion.motion_vq_net import MotionVQVAE
 
 CODES, CHANNELS, FRAMES = 512, 16, (moves_draw.MAX_POSES - 1) // STRIDE
 END = len(PARTS) * CODES

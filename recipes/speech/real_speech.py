@@ -63,15 +63,15 @@ SAMPLERS: dict[str, Any] = {
 BATCHES = (1, 8)
 
 
-def speak(text: str, path: Path) -> np.ndarray:
-    """Write a sentence, spoken by espeak-ng, and return its samples at ``RATE``, float32 [n].
+def speak(text: str, path: Path, voice: str = "en") -> np.ndarray:
+    """Write a sentence in a voice of espeak-ng, and return its samples at ``RATE``, float32 [n].
 
     Raises:
         GenError: espeak-ng is not installed.
     """
     if shutil.which("espeak-ng") is None:
         raise GenError("espeak-ng is not installed; expected it (apt-get install espeak-ng)")
-    subprocess.run(["espeak-ng", "-v", "en", "-w", str(path), text], check=True)
+    subprocess.run(["espeak-ng", "-v", voice, "-w", str(path), text], check=True)
     wave, rate = open_sound(path)
     return resample(wave, rate, RATE)[:, 0].astype(np.float32)
 
@@ -106,11 +106,11 @@ def decoded(
     return rows, out.media, float(np.mean([s.nfe for s in out.stats])), taken
 
 
-def errors(texts: Sequence[str]) -> float:
-    """Return the word error rate of all sentences, without case and punctuation."""
+def errors(texts: Sequence[str], said: Sequence[str] = SENTENCES) -> float:
+    """Return the word error rate of texts against what was said, without case and punctuation."""
     jiwer = require_package("jiwer", '"gen-toolkit[eval]"', "word error rates")
     plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
-    return jiwer.wer([plain(text) for text in SENTENCES], [plain(text) for text in texts])
+    return jiwer.wer([plain(text) for text in said], [plain(text) for text in texts])
 
 
 def compare(folder: Path, threads: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from gen.__main__ import main
 from gen.bench import run as bench
+from gen.cli.parser import parse
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -306,6 +307,26 @@ def test_the_distribution_of_a_preset_stands_over_the_modalitys(capsys, monkeypa
     monkeypatch.setattr(Toy, "default_sampling", {"temperature": 0.9, "top_k": 7})
     assert gen(capsys, "sample", "toy", "x", "--sampler", "jacobi")[0] == 0
     assert Pipe.seen[0][1]["temperature"] == 0 and Pipe.seen[0][1]["top_k"] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt", "overrides"),
+    [
+        (["circle"], "circle", []),
+        (["--model", "M", "circle"], "circle", []),
+        (["--seed", "1", "3 + 8 + 5 =", "out=x"], "3 + 8 + 5 =", ["out=x"]),
+        (["out=x", "a circle"], "a circle", ["out=x"]),
+        (["seed=1", "--model", "M"], "", ["seed=1"]),
+        (["y=4"], "y=4", []),
+        (["sampler.window=64", "--model", "M", "e=mc2", "seed=1"], "e=mc2",
+         ["sampler.window=64", "seed=1"]),
+        ([], "", []),
+        (["smapler.window=64"], "", ["smapler.window=64"]),  # nearly a key: refused as one
+    ],
+)  # fmt: skip
+def test_a_prompt_stands_anywhere_and_is_no_key_of_a_job(words, prompt, overrides):
+    args = parse(["sample", "image", *words])
+    assert (args.modality, args.prompt, args.overrides) == ("image", prompt, overrides)
 
 
 def test_run_takes_overrides_on_either_side_of_a_flag(capsys):

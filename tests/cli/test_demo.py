@@ -15,8 +15,9 @@ from gen.cli import demo
 from gen.cli.demo import COMPARED, summary
 from gen.config.job import load_config
 from gen.jobs.worker import Pipes
-from gen.store.ledger import CHECK, MANIFEST, WINDOWS
-from tests.support.ledgers import write_rows
+from gen.store.ledger import MANIFEST, WINDOWS
+from gen.store.sealed import seal
+from tests.support.ledgers import write_rows, write_verdicts
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def folder(tmp_path):
     rows.append({**rows[0], "id": "text", "index": 6, "modality": "text"})
     verdicts = {r["id"]: {"passed": r["id"] != "maskgit1"} for r in rows}
     write_rows(tmp_path / MANIFEST, rows)
-    (tmp_path / CHECK).write_text(json.dumps(verdicts))
+    write_verdicts(tmp_path, verdicts)
     return tmp_path
 
 
@@ -100,7 +101,7 @@ def test_the_times_are_those_of_the_jobs_windows_warm_and_in_turns(tmp_path, mon
         return {"seconds": 1.0}
 
     (tmp_path / WINDOWS).mkdir()
-    (tmp_path / WINDOWS / "1.json").write_text('{"window": 7}')
+    (tmp_path / WINDOWS / "1.json").write_bytes(seal({"window": 7}))
     monkeypatch.setattr("gen.bench.beside.measure", measure)
     monkeypatch.setattr(Pipes, "of", lambda self, entry: SimpleNamespace(plan=lambda *_: ["item"]))
     job = load_config("demo", [f"out={tmp_path}"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gen.config import yaml_text
 from gen.config.inputs import iter_rows
 from gen.config.job import ITEMS, load_config, make_job
 from gen.config.layers import read_yaml
+from gen.config.sweep import MOST
 from gen.config.yaml_text import ALIASED, DEEPEST, check_bounds, dump_yaml, load_yaml
 from gen.core.errors import LONGEST, GenError, bad_value, cut_list, nearest, shown, unknown
 
@@ -118,6 +120,24 @@ def test_a_job_of_too_many_items_is_refused_with_the_count():
     assert f"{ITEMS:,} of them in jobs.1" in refusal(jobs=jobs)
     assert time.perf_counter() - started < 5
     assert make_job({**BASE, "num_samples": ITEMS}, where="test")
+
+
+def test_too_many_entries_are_refused_before_one_is_looked_at(tmp_path):
+    text = "modality: image\njobs:\n" + "".join(f"- {{seed: {i}}}\n" for i in range(MOST + 1))
+    message = file_refusal(tmp_path / "a.yaml", text)
+    assert "has 10,001 entries; expected at most 10,000" in message
+    with pytest.raises(GenError, match="modality is missing"):  # control: no more than are taken
+        make_job({"jobs": [{"seed": i} for i in range(MOST)]}, where="test")
+
+
+def test_a_long_file_is_read_with_notes(tmp_path, monkeypatch):
+    (tmp_path / "long.txt").write_text("".join(f"{RING} {i}\n" for i in range(4000)))
+    monkeypatch.setattr("gen.config.inputs.SteadyClock", lambda: count(0.0, 2.0).__next__)
+    base, notes = {k: v for k, v in BASE.items() if k != "prompts"}, []
+    tree = {**base, "prompts_file": str(tmp_path / "long.txt")}
+    make_job(tree, where="test", note=notes.append)
+    assert notes == ["reading long.txt: 2,000 rows"]  # 4 s after the begin
+    assert make_job(tree, where="test")  # control: nobody listens
 
 
 def test_grids_of_several_entries_count_together():

@@ -36,6 +36,7 @@ from gen.recipes.image.captioner import main as image_captioner_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
 from gen.recipes.image.scales import main as image_scales_recipe
+from gen.recipes.image.scenes import main as image_scenes_recipe
 from gen.recipes.motion.recipe import main as motion_recipe
 from gen.recipes.speech.recipe import main as speech_recipe
 from gen.recipes.speech.translation import main as speech_translation_recipe
@@ -66,6 +67,7 @@ SLOW_PAGES = (
     "lattice",
     "masked",
     "motion",
+    "own-media",
     "results",
     "sampling",
     "scales",
@@ -92,6 +94,7 @@ RECIPES = {
     "gen.recipes.image": image_recipe,
     "gen.recipes.image.latents": image_latents_recipe,
     "gen.recipes.image.scales": image_scales_recipe,
+    "gen.recipes.image.scenes": image_scenes_recipe,
     "gen.recipes.image.captioner": image_captioner_recipe,
     "gen.recipes.speech": speech_recipe,
     "gen.recipes.video": video_recipe,
@@ -124,7 +127,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def lines_of(block: str) -> list[str]:
     return [
         line.split("  #")[0].strip()
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
         if line.strip() and not line.startswith("#")
     ]
 
@@ -139,6 +142,7 @@ def shortened(command: str, quick: bool = True) -> str:
     """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several
     samplers the first and the last alone, action chunks in place of images to measure, and no
     further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts.
+    Training takes four steps: `test_site.py` has the one on own media in full.
     """
     if command.startswith("gen bench jobs"):
         command = (
@@ -161,6 +165,11 @@ def shortened(command: str, quick: bool = True) -> str:
         )
         command = re.sub(r"--inflate \S+", "--inflate 3M", command)
         command += " --prompts 1 --batch-sizes 1 --repeats 1"
+    elif command.startswith("gen train"):
+        command = re.sub(r" steps=\d+", " steps=4", command)
+        command = re.sub(r"drafter.minutes=\S+", "drafter.quick=true", command)
+    elif "image.scenes draw " in command:
+        command += " --count 40"
     elif command.startswith("gen inflate"):
         command = re.sub(r"--params \S+", "--params 3M", command)
     elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:

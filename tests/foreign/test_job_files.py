@@ -7,15 +7,18 @@ import gzip
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+from bounded import bounded
 from foreign import with_canary, wrong_of_files
 
 from gen.config.entries import fingerprint
 from gen.config.inputs import iter_rows
 from gen.config.job import load_config
 from gen.config.keys import KEYS
+from gen.config.prompt_files import MOST_LINES
 from gen.core.errors import GenError
 
 GOOD = "modality: text\nsampler: fast_dllm\nprompts: ['sort 3 1 2 =']\n"
@@ -193,6 +196,92 @@ def test_files_of_prompts_are_read_or_refused(make, tmp_path):
     wrong = wrong_of(inputs, tmp_path, rows)
     print(f"{len(inputs)} {make.__name__}")
     assert not wrong, "\n".join(wrong)
+
+
+# --- files that unpack to more than any memory holds
+
+
+def packed_lines(path: Path, line: bytes, count: int) -> Path:
+    """Write a small file of so many lines."""
+    block = gzip.compress(line * 100_000)  # a file of gzip may hold several after each other
+    with path.open("wb") as file:
+        for _ in range(count // 100_000):
+            file.write(block)
+    return path
+
+
+UNPACKED = "prompt_files.MOST_UNPACKED"
+BOMBS = {  # ten times what is allowed, in at most a few megabytes; a smaller bound takes less time
+    "blank.jsonl.gz": (b"\n", 10 * MOST_LINES, "lines", {}),
+    "rows.txt.gz": (b"a\n", 2_000_000, "rows", {"inputs.ITEMS": 200_000}),
+    "wide.txt.gz": (
+        b"a" * 10_000 + b"\n",
+        200_000,
+        "unpacks to",
+        {"prompt_files.MOST_UNPACKED": 1 << 28},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_of_endless_lines_is_refused_by_its_bound(name, tmp_path, monkeypatch):
+    line, count, said, bounds = BOMBS[name]
+    path = packed_lines(tmp_path / name, line, count)
+    for bound, value in bounds.items():
+        monkeypatch.setattr(f"gen.config.{bound}", value)
+    assert path.stat().st_size < 30_000_000
+    ended = bounded(lambda: rows(path), seconds=300)
+    print(f"{name}: {path.stat().st_size:,} bytes, {ended.seconds:.1f} s: {ended.said}")
+    assert ended.how == "refused" and re.search(f"{said}.*expected at most", ended.said), ended
+
+
+def test_a_line_of_gigabytes_is_refused_before_it_is_unpacked(tmp_path):
+    block = gzip.compress(b"a" * 100_000_000)
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(block * 30)
+    ended = bounded(lambda: rows(path), seconds=30, memory=1 << 28)
+    assert ended.how == "refused" and "line 1 is longer" in ended.said, ended
+
+
+def huge_rows(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Parquet files of a few kilobytes whose rows take gigabytes."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    found = {
+        "one text": (["a" * 1_200_000_000], "row group 0 holds 1,"),
+        "a long text": (["a" * 40_000_000, "b"], "a text of 40,000,000 bytes as prompt"),
+        "one list": ([[0] * 70_000_000], "70,000,000 values of"),
+    }
+    for name, (values, said) in found.items():
+        columns = {"prompt": values} if name != "one list" else {"prompt": ["a"], "meta": values}
+        path = folder / f"{name}.parquet"
+        parquet.write_table(arrow.table(columns), path, compression="zstd")
+        found[name] = path, said
+    return found
+
+
+@pytest.mark.slow
+def test_a_small_parquet_file_of_huge_rows_is_refused_by_its_bound(tmp_path):
+    for name, (path, said) in huge_rows(tmp_path).items():
+        assert path.stat().st_size < 1_000_000, name
+        ended = bounded(lambda path=path: rows(path))
+        assert ended.how == "refused" and said in ended.said, (name, ended)
+
+
+def test_a_text_that_many_rows_share_is_held_once(tmp_path):
+    """Three hundred rows of one text of a megabyte: 300 MB where each is decoded."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"prompt": ["a" * 1_000_000] * 300, "seed": list(range(300))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 3_000_000
+
+    def decoded() -> int:
+        with parquet.ParquetFile(tmp_path / "a.parquet") as file:
+            return sum(len(b.columns[0].to_pylist()) for b in file.iter_batches(1024))
+
+    ended = bounded(lambda: rows(tmp_path / "a.parquet"), memory=1 << 28)
+    assert (ended.how, ended.said) == ("returned", "300"), ended
+    assert bounded(decoded, memory=1 << 28).how == "memory"  # the control
 
 
 # --- controls

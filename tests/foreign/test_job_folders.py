@@ -33,11 +33,11 @@ from gen.jobs.decode import decode_folder
 from gen.jobs.export import export_parquet
 from gen.jobs.status import status_of
 from gen.jobs.worker import run_worker
-from gen.store.ledger import CHECK, TRACES
+from gen.store.ledger import CHECK
 
 KEYS = {"shard_items": 2, "trace": 1}
 SECONDS = 20.0
-DERIVED = (TRACES, CHECK, "eval/")  # which no row speaks of
+DERIVED = (CHECK, "eval/")  # which no row speaks of
 
 
 def fifo(path: Path) -> None:

@@ -3,7 +3,9 @@ anything or reads another file."""
 
 from __future__ import annotations
 
+import ast
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,68 @@ def test_a_large_clip_keeps_what_is_taken(tmp_path, monkeypatch):
         with pytest.raises(GenError, match="expected at most 3,000"):
             read_video(tmp_path / "a.mkv", **how)
     assert middle_frame(tmp_path / "a.mkv").shape == (16, 16, 3)
+
+
+# --- a long clip of large frames
+
+LARGE = (1080, 1920)
+
+
+def shade(second: int) -> int:
+    """The grey of all frames of a second."""
+    return 20 + 7 * second
+
+
+@pytest.fixture(scope="module")
+def long_clip(tmp_path_factory):
+    """A clip of 900 frames of 1080p in 30 seconds, each second of one grey: 5.6 GB of pixels."""
+    av = pytest.importorskip("av")
+    path = tmp_path_factory.mktemp("long") / "a.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast"})
+        stream.height, stream.width = LARGE
+        stream.pix_fmt, stream.thread_count = "yuv420p", 1
+        for number in range(900):
+            frame = av.VideoFrame(LARGE[1], LARGE[0], "yuv420p")
+            for plane, value in zip(frame.planes, (shade(number // 30), 128, 128), strict=True):
+                plane.update(bytes([value]) * plane.buffer_size)
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def read_and_measured(path: Path, fps: float | None) -> tuple:
+    """Read a clip; return its shape, the grey of every frame, and megabytes of memory."""
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    frames = read_video(path, fps=fps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    assert (frames == frames[:, :1, :1, :1]).all()
+    return frames.shape, frames[:, 0, 0, 0].tolist(), peak >> 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fps", [1.0, 2.0])
+def test_a_long_clip_of_large_frames_is_read_within_a_part_of_its_size(long_clip, fps):
+    ended = bounded(lambda: read_and_measured(long_clip, fps), seconds=120, memory=4 << 30)
+    assert ended.how == "returned", ended
+    shape, greys, peak = ast.literal_eval(ended.said)
+    count = int(30 * fps)
+    print(f"{count} frames, {peak} MB, {ended.seconds:.1f} s")
+    assert shape == (count, *LARGE, 3) and peak < 450 + 6.3 * count  # frames that are kept
+    shown = [round((shade(int(i / fps)) - 16) * 255 / 219) for i in range(count)]  # of video levels
+    assert np.abs(np.array(greys) - shown).max() <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fps", [None, 8.0])
+def test_more_of_it_than_memory_should_hold_is_refused(long_clip, fps):
+    ended = bounded(lambda: read_and_measured(long_clip, fps), seconds=120)
+    assert ended.how == "refused" and "expected at most 1,073,741,824" in ended.said, ended
+
+
+@pytest.mark.slow
+def test_without_its_bounds_the_clip_fills_the_memory(long_clip, monkeypatch):
+    monkeypatch.setattr("gen.media.video.KEPT_BYTES", 1 << 40)
+    monkeypatch.setattr("gen.media.bounds.MOST_BYTES", 1 << 40)
+    assert bounded(lambda: read_and_measured(long_clip, 1.0), seconds=120).how in ("memory", "died")

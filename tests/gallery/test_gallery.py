@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from ledgers import add_rows, write_plan, write_rows
+from ledgers import add_rows, write_plan, write_rows, write_verdicts
 from PIL import Image
 
 from gen.core.errors import GenError
@@ -134,9 +134,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.yaml").write_text("name: a <b> job\nmodality: image\n")
     write_trace(tmp_path, 0, STEPS)
     verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
-    (tmp_path / "check.json").write_text(
-        json.dumps({k: {"passed": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()})
-    )
+    told = {k: {"passed": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()}
+    write_verdicts(tmp_path, told)
     return tmp_path
 
 
@@ -391,7 +390,7 @@ def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_pa
     with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is not JSON"):
         write_gallery(folder)
     assert not (folder / "index.html").exists()
-    (folder / "check.json").write_text('{"000000": true}')
+    write_verdicts(folder, {"000000": True})
     with pytest.raises(GenError, match="item 000000 is True in .*check.json"):
         write_gallery(folder)
 

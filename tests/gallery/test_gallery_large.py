@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlencode
 import numpy as np
 import pytest
 from browser import Seen
-from ledgers import write_plan, write_rows
+from ledgers import write_plan, write_rows, write_verdicts
 from PIL import Image
 
 from gen.gallery import write as gallery
@@ -252,9 +252,7 @@ def test_only_files_whose_items_changed_are_written_again(tmp_path):
         (tmp_path / "gallery/items-00002.js").read_text().split("], ", 1)[1].removesuffix(");\n")
     )
     assert [item[0] for item in last] == list(range(2 * CHUNK, 1250))
-    (tmp_path / "check.json").write_text(
-        json.dumps({f"{3:016x}": {"passed": False, "valid": True, "detail": "nothing"}})
-    )
+    write_verdicts(tmp_path, {f"{3:016x}": {"passed": False, "valid": True, "detail": "nothing"}})
     (tmp_path / row(700, 2000)["file"]).unlink()  # what is not in the rows counts as well
     before = written(tmp_path)
     write_gallery(tmp_path)

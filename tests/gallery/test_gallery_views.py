@@ -3,14 +3,13 @@ samplers side by side in a large job."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Seen
-from ledgers import write_plan, write_rows
+from ledgers import write_plan, write_rows, write_verdicts
 from PIL import Image
 
 from gen.gallery import media
@@ -73,7 +72,7 @@ def folder_of(folder: Path, count: int) -> Path:
     write_rows(folder / "manifest.jsonl", rows)
     write_plan(folder / "plan.json", count)
     verdicts = {r["id"]: {"passed": i % 2 == 0, "detail": "looked"} for i, r in enumerate(rows)}
-    (folder / "check.json").write_text(json.dumps(verdicts))
+    write_verdicts(folder, verdicts)
     (folder / "config.yaml").write_text("name: fast\n")
     return folder
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from chrome import Tab
-from ledgers import write_plan, write_rows
+from ledgers import write_plan, write_rows, write_verdicts
 from PIL import Image
 
 from gen.gallery.write import write_gallery
@@ -52,7 +51,7 @@ def folder_of(folder: Path, counts: dict[str, int]) -> Path:
     write_plan(folder / "plan.json", len(rows))
     (folder / "config.yaml").write_text("name: wide\n")
     verdicts = {r["id"]: {"passed": True, "detail": "looked"} for r in rows}
-    (folder / "check.json").write_text(json.dumps(verdicts))
+    write_verdicts(folder, verdicts)
     return folder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from ledgers import write_plan, write_rows
+from ledgers import write_plan, write_rows, write_verdicts
 from pyarrow import parquet
 
 import gen.jobs.export
@@ -69,9 +69,7 @@ def test_every_row_is_there_in_the_order_of_the_plan_with_its_types(tmp_path):
         "coming": {"later": True},
     }
     out = folder_of(tmp_path / "job", **more)
-    (out / "check.json").write_text(
-        json.dumps({f"{1:016x}": {"passed": True, "valid": False, "detail": "looked"}})
-    )
+    write_verdicts(out, {f"{1:016x}": {"passed": True, "valid": False, "detail": "looked"}})
     summary = export_parquet(out, tmp_path / "new" / "a.parquet")
     assert {k: summary[k] for k in ("rows", "failed", "pending", "lost")} == {
         "rows": 4,

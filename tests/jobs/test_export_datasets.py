@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ledgers import write_plan, write_rows
+from ledgers import write_plan, write_rows, write_verdicts
 from PIL import Image
 
 from gen.__main__ import main
@@ -58,7 +58,7 @@ def media_folder(out: Path, suffix: str, count: int = 3) -> Path:
     write_rows(out / "manifest.jsonl", rows)
     items = [{"id": r["id"], "index": r["index"], "stem": "x"} for r in rows]
     write_plan(out / "plan.json", items, shards=[[0, len(rows)]])
-    (out / "check.json").write_text(json.dumps({f"{1:016x}": {"passed": True, "valid": True}}))
+    write_verdicts(out, {f"{1:016x}": {"passed": True, "valid": True}})
     return out
 
 

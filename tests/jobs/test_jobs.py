@@ -57,7 +57,7 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
         " positions_computed mean_acceptance_length"
     )
     want = set(
-        f"{want} draft_acceptance_rate status error guarantee beside_sha256"
+        f"{want} draft_acceptance_rate status error guarantee beside_sha256 trace_sha256"
         " attempt seconds batch worker".split()
     )
     assert (

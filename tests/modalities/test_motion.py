@@ -31,8 +31,8 @@ from gen.modalities.motion.modality import MotionModality, placed, spans
 from gen.models.targets.base import StepOutput
 from gen.pipeline.lengths import draw_lengths, without_eos
 from gen.recipes.motion import recipe as motion_recipe
-from gen.tokenizers.motion.motion_vq import MotionVQ
-from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
+from gen.tokenizers.motion.motion_vq import STRIDE, MotionVQ
+from gen.tokenizers.motion.motion_vq_net import MotionVQVAE
 
 PROMPTS = ["a person walks forward", "a person waves quickly with the left hand", "a person moves"]
 JACOBI = {"name": "speculative_jacobi", "window": 32}

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("gen", "samplers", "tokenizers", "modalities", "recipes")
-MOST = 25  # imports inside functions, in the whole product
+MOST = 26  # imports inside functions, in the whole product
 
 # a file imports another one inside a function although that one imports it, each for a reason
 DECLARED = {

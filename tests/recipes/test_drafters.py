@@ -217,7 +217,9 @@ def test_a_draft_model_of_another_target_is_refused(drafted, tmp_path):
 def test_the_command_trains_what_a_sampler_reads(tmp_path, capsys, options):
     call = ["--model", "text-causal", "--kind", "eagle", "--quick", "--out", str(tmp_path)]
     assert main([*call, "--options", *options]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *_, figures, use = capsys.readouterr().out.splitlines()
+    figures = json.loads(figures)
+    assert use.startswith("gen sample text ") and str(figures["drafter"]) in use
     spec = {"name": "speculative", "drafter": "eagle", "drafter_weights": figures["drafter"]}
     assert load("text")(TASKS, spec).stats[0].nfe > 0
 

@@ -292,7 +292,7 @@ def rows(server: Served) -> float:
     return sum(v for k, v in found.items() if k.startswith(("gen_items_running", "gen_items_wait")))
 
 
-def until(true, seconds=20.0) -> None:
+def until(true, seconds=60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true"

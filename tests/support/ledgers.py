@@ -36,6 +36,11 @@ def add_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.write(lines(rows))
 
 
+def write_verdicts(folder: Path, verdicts: dict[str, Any]) -> None:
+    """The file of ``gen check``."""
+    (folder / "check.json").write_bytes(seal(verdicts))
+
+
 def write_plan(path: Path, items: int | list[dict[str, Any]], **keys: Any) -> None:
     """A plan of so many items, or of these, with what they lack."""
     some = [{} for _ in range(items)] if isinstance(items, int) else items

@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gen
 from gen.__main__ import main
+from gen.config.job import make_job
 from gen.core.errors import GenError
-from gen.modalities.own_captions import OF_MODALITY
+from gen.core.registry import registry
+from gen.modalities.own_captions import with_own_captions
 from gen.tokenizers.text.trained import FILE, LEAST, TrainedTokenizer
 from gen.training.config import make_training
 from gen.training.data import load_data
@@ -191,7 +193,8 @@ def test_every_modality_with_captions_takes_free_ones(name, tmp_path):
     encode_folder(name, folder, tmp_path / "D")
     done = run(tmp_path / "D", tmp_path / "E")
     pipe = gen.load(name, done["model"])
-    assert type(pipe.modality) is OF_MODALITY[name] and done["use"].startswith(f"gen sample {name}")
+    assert type(pipe.modality) is with_own_captions(registry.get("modality", name))
+    assert done["use"].startswith(f"gen sample {name}")
     words = [pipe.bound(done["model"])[1].prompt(t) for t in ("läuft 🎈", "走る", "", "läuft 🎈")]
     assert words[0] == words[3] and words[0] != words[1] != words[2]
     assert len(pipe("Eine ungesehene: 飛ぶ", seed=1, guidance_scale=2.0).media) == 1
@@ -315,3 +318,28 @@ def test_control_texts_of_the_built_in_language_keep_its_words(tmp_path):
 def test_what_new_text_models_are_not_trained_with(keys, message, corpus, tmp_path):
     with pytest.raises(GenError, match=message):
         run(corpus / "D", tmp_path / "E", **keys)
+
+
+def test_defaults_that_training_states_are_those_of_every_door(root, tmp_path):
+    model = root / "D-run" / "model"
+    asked = ["objective=causal", f"data={root / 'D'}", f"out={root / 'D-run'}", "batch_size=4"]
+    asked += ["model={width: 32, layers: 1}", "steps=2"]
+    before = (model / "model.safetensors").read_bytes()
+    for stated in ({}, {"temperature": 0.5, "top_k": 7}):
+        more = [f"sampling.{k}={v}" for k, v in stated.items()]
+        assert main(["train", "train/image-quick", *asked, *more]) == 0  # a finished run
+        pipe = gen.load("image", str(model))
+        job = {"modality": "image", "model": str(model), "prompts": ["café"], "out": "x"}
+        for found in (
+            pipe.request("café", None, None, 0, {}).sampling.to_dict(),
+            make_job(job, where="here").entries[0].sampling,
+        ):
+            expected = {"temperature": 1.0, "top_k": 100, "guidance_scale": 1.0, **stated}
+            assert {k: found[k] for k in expected} == expected
+    assert (model / "model.safetensors").read_bytes() == before
+    pipe.save_pretrained(tmp_path / "saved")
+    again = gen.load(tmp_path / "saved")
+    again = again.request("café", None, None, 0, {"temperature": 0.3}).sampling
+    assert (again.temperature, again.top_k) == (0.3, 7)
+    with pytest.raises(GenError, match="a drafter is trained for the defaults of its model"):
+        settings(root / "D", root / "V", objective="drafter", model=str(model), sampling=stated)

@@ -259,7 +259,7 @@ def test_a_model_without_conditions_takes_no_prompt_and_no_checker_judges_it(tmp
     assert main(["check", str(tmp_path / "S")]) == 0
     out = capsys.readouterr().out
     assert "1 items not judged: no checker for this model" in out and "0.0%" not in out
-    prompted = [*words[:3], "a red circle", *words[3:]]
+    prompted = [*words[:2], "a red circle", *words[2:]]
     assert main([*prompted, "--out", str(tmp_path / "T"), "--quiet"]) == 2
     assert "was trained without conditions" in capsys.readouterr().err
     job = {"modality": "image", "model": done["model"], "out": str(tmp_path / "J"), "seed": 4}

@@ -27,6 +27,9 @@ def test_overrides_lie_over_the_file():
     assert (made.steps, made.lr, made.data) == (7, 1e-4, "tokens")
     assert made.model == NewModel(64, 2) and made.lora == LoRA(3)
     assert load_training("train/image-quick", ["model=image-causal"]).model == "image-causal"
+    assert load_training("train/frontend").frontend.start == "image-vq"
+    for empty in ("frontend.start=", "frontend.start=''"):
+        assert load_training("train/frontend", [empty]).frontend.start == ""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,11 @@ def test_overrides_lie_over_the_file():
         (["model=[1]"], "model is .*expected a name, a folder or"),
         (["drafter.kynd=ar"], r"unknown key 'drafter.kynd' .*Did you mean 'drafter.kind'"),
         (["objective=drafter"], "model is .*expected the name of the model to draft for"),
+        (["frontend.start=3"], "frontend.start is 3 .*expected a text"),
+        (["frontend.codes="], "frontend.codes is None"),
+        (["sampling.temprature=1"], "unknown key 'sampling.temprature'.*'sampling.temperature'"),
+        (["sampling.temperature=-1"], "sampling.temperature is -1"),
+        (["sampling=hot"], "sampling is 'hot' .*expected {temperature: ...}"),
         (["out="], "out is None .*expected a folder"),
     ],
 )

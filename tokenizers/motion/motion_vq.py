@@ -8,7 +8,7 @@ decoded motions start at the origin and face +z.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,11 @@ from gen.media.motion.skeleton import Motion
 from gen.models.load.locate import locate
 from gen.models.load.pretrained import strictly
 from gen.models.load.weights import PICKLES
-from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
+
+if TYPE_CHECKING:
+    from gen.tokenizers.motion.motion_vq_net import MotionVQVAE
+
+STRIDE = 4  # frames per code
 
 
 @register("tokenizer", "motion_vq")
@@ -48,6 +52,9 @@ class MotionVQ(TokenFrontend):
         ``GenError`` for a missing or unreadable one, and for weights that lack a tensor."""
         if cls is MotionVQ and str(folder).endswith(PICKLES):
             return registry.get("tokenizer", "t2m_vq").from_pretrained(folder, device, dtype)
+        # its base classes come from diffusers, which is slow to import
+        from gen.tokenizers.motion.motion_vq_net import MotionVQVAE
+
         model = strictly(
             MotionVQVAE, locate(folder, "frontend"), "frontend", folder, torch_dtype=dtype
         )

@@ -14,8 +14,6 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
-STRIDE = 4  # frames per code
-
 
 class _Residual(nn.Module):
     """Residual block with a dilated convolution."""

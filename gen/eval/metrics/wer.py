@@ -72,7 +72,11 @@ class WER(Metric):
         try:
             with LOADING:
                 recognise = transformers().pipeline(
-                    "automatic-speech-recognition", model=self.asr, device=device
+                    "automatic-speech-recognition",
+                    model=self.asr,
+                    device=device,
+                    # 16 bits take several times as long on a processor
+                    dtype=torch.float32 if device.type == "cpu" else "auto",
                 )
         except (OSError, ValueError, KeyError) as error:
             raise GenError(

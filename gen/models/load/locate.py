@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.saved import read_saved
 
 ZOO = Path(__file__).parents[2] / "zoo"
+NO_TENSORS = (
+    "no pickle of plain tensors, and gen reads no file that could run code; expected tensors only,"
+    " preferably as safetensors"
+)
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -142,6 +147,8 @@ def readable(kind: str, path: str | Path):
         yield
     except (GenError, MemoryError):
         raise
+    except pickle.UnpicklingError:  # its text tells how to run the code
+        raise GenError(f"the weights of {kind} {path} are {NO_TENSORS}") from None
     except Exception as error:  # of a foreign file, loaders raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GenError(f"the weights of {kind} {path} cannot be read: {reason[:300]}") from None

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from gen.core.errors import GenError, cut, shown
 from gen.core.paths import is_file
 from gen.models.load.libraries import accelerate
-from gen.models.load.locate import readable
+from gen.models.load.locate import NO_TENSORS, readable
 from gen.models.load.reads import PICKLES, note_file, note_network
 
 # (regular expression, replacement), applied one after the other to every key
@@ -199,11 +199,8 @@ def unpickled(file: Path) -> Any:
                 if "mmap" not in str(error):  # the format before zip archives cannot be mapped
                     raise
                 return torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise GenError(
-                f"{file} is not a pickle of plain tensors ({_one_line(error)}); gen reads no file"
-                " that could run code; expected tensors only, preferably as safetensors"
-            ) from None
+        except pickle.UnpicklingError:  # its text tells how to run the code
+            raise GenError(f"{file} is {NO_TENSORS}") from None
         except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
             raise GenError(f"{file} cannot be read: {_one_line(error)}") from None
 
