@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from gen.core.errors import GenError
 from gen.media import bounds
 from gen.media.given import data_uri, read_media
 from gen.media.images import ORIENTATION, image_size, read_image_info
-from gen.media.motion.bvh import read_bvh, write_bvh
+from gen.media.motion.bvh import read_bvh
 from gen.media.motion.retarget import KNOWN
 from gen.media.npz import read_npz
 
@@ -225,22 +226,13 @@ def arrays(folder: Path) -> list[Files]:
     found = [{name: data} for name, data in hostile_media.arrays(folder / "canary").items()]
     np.savez(place.with_suffix(".npz"), action=np.ones((3, 2), np.float32))
     found.append({"a.npz": place.with_suffix(".npz").read_bytes()})
-    write_bvh(place.with_suffix(".bvh"), still())
-    own = place.with_suffix(".bvh").read_bytes()
-    foreign = own.decode()
+    place.with_suffix(".npz").unlink()
+    foreign = hostile_media.foreign_skeleton()
+    own = foreign
     for joint, name in KNOWN["Mixamo"].items():
-        foreign = foreign.replace(f"ROOT {joint}\n", f"ROOT {name}\n")
-        foreign = foreign.replace(f"JOINT {joint}\n", f"JOINT {name}\n")
-    found += [{"a.bvh": own}, {"a.bvh": foreign.encode()}]
-    for suffix in (".npz", ".bvh"):
-        place.with_suffix(suffix).unlink()
+        own = re.sub(f" {name}\n", f" {joint}\n", own)
+    found += [{"a.bvh": own.encode()}, {"a.bvh": foreign.encode()}]
     return [one for one in found if all(len(x or b"") < 20_000 for x in one.values())]
-
-
-def still() -> Any:
-    from gen.media.motion.skeleton import Motion
-
-    return Motion(np.zeros((3, 3)), np.tile(np.eye(3), (3, 22, 1, 1)))
 
 
 def read_arrays(folder: Path) -> object:
