@@ -381,12 +381,12 @@ READERS = {
     "gguf": Reader(gguf, read_gguf, (LOAD + "gguf", LOAD + "gguf_reader")),
     "safetensors": Reader(safetensors, read_safetensors, (LOAD + "weights", LOAD + "pretrained")),
     "images": Reader(images, read_image, (
-        MEDIA + "images", MEDIA + "given", MEDIA + "bounds")),
+        MEDIA + "images",)),
     "sounds_and_clips": Reader(
         lambda folder: whole(hostile_media.sounds(folder / "canary"))
         + whole(hostile_media.clips(folder / "canary")),
         read_sound_or_clip,
-        (MEDIA + "audio", MEDIA + "video", MEDIA + "muxed", MEDIA + "given")),
+        (MEDIA + "audio", MEDIA + "video", MEDIA + "muxed")),
     "arrays": Reader(arrays, read_arrays, (
         MEDIA + "bounds", MEDIA + "npz", MEDIA + "motion.bvh", MEDIA + "motion.retarget")),
     "job_files": Reader(job_files, read_job, tuple(CONFIG + name for name in (

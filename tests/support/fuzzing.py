@@ -117,6 +117,8 @@ def finding_of(error: BaseException) -> Finding | None:
         raise error
     if isinstance(error, GenError):
         said = str(error)
+        if re.search("MemoryError|tried to allocate|Unable to allocate", said):
+            return Finding("memory", said)
         wrong = "\n" in said or "Traceback" in said or len(said) > 20_000
         return Finding("no sentence", said) if wrong else None
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/site-" not in f.filename]
@@ -153,6 +155,12 @@ def fuzz(bench: Bench, seconds: float, seed: int) -> tuple[int, list[Finding]]:
 # --- a process that is guided by branches
 
 
+def ground(out: Path) -> Path:
+    """Return the folder of a bench, in memory where there is one: a slow disk looks like a hang."""
+    memory = Path("/dev/shm")
+    return memory / f"gen-fuzz-{out.name}" if os.access(memory, os.W_OK) else out / "bench"
+
+
 class Log:
     """What a fuzzing process leaves in a folder: its count, its input and its findings."""
 
@@ -184,7 +192,7 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
     with atheris.instrument_imports(include=GUIDED) if atheris else nullcontext():
         import fuzz_readers
     reader, log = fuzz_readers.READERS[name], Log(out)
-    bench, count = Bench(reader, out / "bench"), log.inputs
+    bench, count = Bench(reader, ground(out)), log.inputs
     for files in bench.seeds[:2]:  # what reading imports is imported before memory is bounded
         bench.look(files)
     born = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -244,6 +252,7 @@ def run(name: str, out: Path, seconds: float, seed: int) -> None:
             hung = ended.returncode == HUNG and "Timeout (" in told
             kind = "hung" if hung else f"died with {ended.returncode}"
             log.keep((out / "current.zip").read_bytes(), Finding(f"{kind} {seed}", told))
+    shutil.rmtree(ground(out), ignore_errors=True)
 
 
 # --- what is kept
