@@ -493,6 +493,7 @@ def _shown(
     """
     is_square = not pixel or abs(pixel - 1) < Fraction(1, 100)  # sizes are rounded to whole pixels
     width = frame.width if is_square else max(1, round(frame.width * pixel))
+    require_pixels(f"a frame of video {path}", width, frame.height)
     transposed, flips = _turn(frame, path)
     sides = (width, frame.height) if transposed else (frame.height, width)
     k = _reduction(*sides, size, path)
