@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ast
 import os
-from fractions import Fraction
 import resource
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
