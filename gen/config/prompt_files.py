@@ -15,7 +15,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from glob import glob, has_magic
 from pathlib import Path
@@ -25,7 +25,7 @@ from gen.config.condition_rows import CONDITION_KEYS
 from gen.config.foreign import is_known, missing_prompt
 from gen.config.rows import ROW_NODES, nested
 from gen.config.yaml_text import DEEPEST, load_yaml
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, shown, unknown
 from gen.core.paths import is_file
 
 LONGEST_LINE = 32 << 20  # bytes; of a row of a Parquet file, those of one text
@@ -148,11 +148,20 @@ def _jsonl(path: Path) -> Iterator[Read]:
         yield number, got, line, error
 
 
+def _repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that was there before."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     tree = dict(pairs)
     if len(tree) != len(pairs):
-        keys = [k for k, _ in pairs]
-        raise GenError(f"key {next(k for k in keys if keys.count(k) > 1)!r} comes twice")
+        raise GenError(f"key {shown(_repeated(k for k, _ in pairs))} comes twice")
     return tree
 
 
@@ -205,10 +214,10 @@ def _no_header(path: Path, error: str) -> list[str]:
 def _columns(names: Sequence[str], path: Path, column: str | None) -> list[str]:
     """Return the columns of a table, one of which holds the prompts."""
     names = [str(n).strip() for n in names]
-    twice = next((n for n in names if names.count(n) > 1), None)
+    twice = _repeated(names)
     try:
         if twice is not None:
-            raise GenError(f"column {twice!r} comes twice")
+            raise GenError(f"column {shown(twice)} comes twice")
         nested({name: None for name in names if is_known(name)})
         if column is not None and column not in names:
             raise unknown("column", column, names)

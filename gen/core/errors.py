@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 
 LONGEST = 200  # characters of a value in a message
+LONGEST_MESSAGE = 10_000  # characters of a message
 LISTED = 40  # names that a message lists at most
 ALIKE = 0.7  # share of letters in order that a suggestion has in common with what came
 LISTINGS = {"sampler": "gen ls samplers and gen ls presets", "config": "gen ls configs"}
@@ -32,8 +33,12 @@ class _ShortRepr(reprlib.Repr):
 class GenError(ValueError):
     """Invalid input or a failed run, with a message for the user.
 
-    The command line prints the message and exits with 2.
+    The command line prints the message and exits with 2. A message is cut to ``LONGEST_MESSAGE``
+    characters, since it may quote a file.
     """
+
+    def __init__(self, message: str = ""):
+        super().__init__(cut(message, most=LONGEST_MESSAGE))
 
 
 class WrongType(GenError, TypeError):
@@ -54,9 +59,9 @@ def shown(value: object) -> str:
     return cut(_ShortRepr().repr(value))
 
 
-def cut(text: str, has_more: bool = False) -> str:
-    """Cut a text to ``LONGEST`` characters. ``has_more``: mark a text that was cut already."""
-    return f"{text[: LONGEST - 3]}..." if has_more or len(text) > LONGEST else text
+def cut(text: str, has_more: bool = False, most: int = LONGEST) -> str:
+    """Cut a text to ``most`` characters. ``has_more``: mark a text that was cut already."""
+    return f"{text[: most - 3]}..." if has_more or len(text) > most else text
 
 
 def cut_list(lines: Sequence[str], most: int = 10) -> list[str]:

@@ -45,7 +45,8 @@ def require_bytes(said: str, count: int, what: str) -> None:
 
 # --- arrays of numpy
 
-SUFFIX = ".npy"
+SUFFIX, MAGIC = ".npy", b"\x93NUMPY"
+LONGEST_HEADER = 1000  # characters; numpy takes seconds for longer ones that it cannot read
 
 
 def load_array(path: str | Path) -> np.ndarray:
@@ -76,9 +77,12 @@ def opened_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         entries = archive.infolist()
         require_bytes(str(path), sum(e.file_size for e in entries), "arrays")
         for entry in entries:
-            if entry.filename.endswith(SUFFIX):
-                with archive.open(entry) as file:
-                    require_array(file, entry.file_size, f"{path}, array {entry.filename}")
+            with archive.open(entry) as file:  # numpy reads an array under any name
+                is_array = file.read(len(MAGIC)) == MAGIC
+                if is_array or entry.filename.endswith(SUFFIX):
+                    file.seek(0)
+                    said = f"{path}, array {cut(entry.filename)}"
+                    require_array(file, entry.file_size, said)
     with np.load(path, allow_pickle=False) as file:
         yield file
 
@@ -97,8 +101,9 @@ def require_array(file: IO[bytes], size: int, said: str) -> None:
     """
     try:
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0
-        shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+        form = np.lib.format
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = read(file, max_header_size=LONGEST_HEADER)
     except Exception as error:  # numpy takes the header apart as Python, which may raise anything
         raise ValueError(f"no header of an array: {cut(' '.join(str(error).split()))}") from None
     if dtype.hasobject:

@@ -509,6 +509,7 @@ def _shown(
     """
     is_square = not pixel or abs(pixel - 1) < Fraction(1, 100)  # sizes are rounded to whole pixels
     width = frame.width if is_square else max(1, round(frame.width * pixel))
+    require_pixels(f"a frame of video {path}", width, frame.height)
     transposed, flips = _turn(frame, path)
     sides = (width, frame.height) if transposed else (frame.height, width)
     k = _reduction(*sides, size, path)
@@ -516,7 +517,7 @@ def _shown(
         rgb = _frame_to_rgb(frame, k)
     else:
         stretched = Image.fromarray(_frame_to_rgb(frame, 1)).resize((width, frame.height))
-        rgb = np.rint(_mean_squares(np.asarray(stretched), k)).astype(np.uint8)
+        rgb = _averaged(np.asarray(stretched), k)
     return np.flip(rgb.swapaxes(0, 1) if transposed else rgb, flips)
 
 
@@ -580,16 +581,21 @@ def _frame_to_rgb(frame: Any, k: int) -> np.ndarray:
     )
     if any(component.is_alpha for component in frame.format.components):
         rgb = over_white(frame.to_ndarray(format="rgba"))
-        return np.rint(_mean_squares(rgb, k)).astype(np.uint8)
+        return _averaged(rgb, k)
     # with an odd k, chroma samples straddle the squares, and the library has to interpolate them
     if not is_own_format or k % 2:
-        return np.rint(_mean_squares(frame.to_ndarray(format="rgb24"), k)).astype(np.uint8)
+        return _averaged(frame.to_ndarray(format="rgb24"), k)
     h, w = frame.height, frame.width
     planes = frame.to_ndarray()
     luma, chroma = planes[:h], planes[h:].reshape(2, h // 2, w // 2).transpose(1, 2, 0)
     yuv = np.concatenate([_mean_squares(luma[..., None], k), _mean_squares(chroma, k // 2)], -1)
     rgb = (yuv - _YUV_OFFSET) @ np.linalg.inv(_RGB_TO_YUV).T
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+
+
+def _averaged(image: np.ndarray, k: int) -> np.ndarray:
+    """Average squares of ``k`` by ``k`` pixels: uint8 [h, w, c] -> uint8 [h / k, w / k, c]."""
+    return image if k == 1 else np.rint(_mean_squares(image, k)).astype(np.uint8)
 
 
 def _mean_squares(image: np.ndarray, k: int) -> np.ndarray:

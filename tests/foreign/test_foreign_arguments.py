@@ -175,3 +175,18 @@ def test_control_an_argument_that_nobody_checks_is_seen(monkeypatch):
     monkeypatch.setattr("gen.core.sampler.require_plain", lambda *_: None)
     with pytest.raises(pytest.fail.Exception, match="window=array"):
         refusals("window", lambda v: resolve_sampler({"name": "speculative_jacobi", "window": v}))
+
+
+def test_integers_of_more_than_64_bits_are_numbers(pipe):
+    for name in ("temperature", "guidance_scale", "repetition_penalty", "presence_penalty"):
+        assert getattr(SamplingParams(**{name: 10**30}), name) == 1e30
+        assert isinstance(getattr(SamplingParams(**{name: 2}), name), int)
+    for more in ({"temperature": 10**30}, {"logit_bias": {"7": -(10**30)}}):
+        assert len(pipe("abc", seed=0, **more).media) == 1
+    with pytest.raises(gen.GenError, match="logit_bias is .*expected a mapping of token ids"):
+        SamplingParams(logit_bias={7: 10**400})
+
+
+def test_a_message_is_cut():
+    assert str(gen.GenError("a" * 9999)) == "a" * 9999
+    assert len(str(gen.GenError("a" * 10**6))) == 10_000

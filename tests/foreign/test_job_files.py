@@ -144,6 +144,8 @@ def prompt_files() -> dict[str, bytes]:
         "field.csv": b'prompt\n"' + b"a" * 20_000_000 + b'"\n',
         "columns.csv": b"prompt," + b",".join(b"c%d" % i for i in range(20_000)) + b"\nx\n",
         "same.csv": b"prompt,prompt\na,b\n",
+        "sames.csv": b",".join(b"c%d" % i for i in range(60_000)) + b",c59999\na\n",
+        "sames.jsonl": b"{" + b"".join(b'"k%d": 1, ' % i for i in range(60_000)) + b'"k59999": 1}',
         "none.csv": b"a,b\n1,2\n",
         "nul.csv": b"prompt\na\0b\n",
         "latin.csv": b"prompt\n\xe9\xff\n",

@@ -6,20 +6,23 @@ from __future__ import annotations
 import ast
 import os
 import resource
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from av import VideoFrame
 from bounded import bounded
 from foreign import wrong_of_files
-from hostile_media import archives, arrays, clips, images, sounds
+from hostile_media import archives, arrays, clips, images, skeletons, sounds
 
 from gen.core.errors import GenError
 from gen.media import bounds
 from gen.media.given import read_media
 from gen.media.images import image_size, read_image_info
+from gen.media.motion.bvh import read_bvh
 from gen.media.npz import read_npz
-from gen.media.video import middle_frame, read_video
+from gen.media.video import _shown, middle_frame, read_video
 
 FPS = 8.0
 
@@ -59,6 +62,7 @@ KINDS = {
     "clips": (clips, _clip),
     "arrays": (arrays, _array),
     "archives": (archives, lambda path: read_npz(path, ("action",))["action"].shape),
+    "skeletons": (skeletons, lambda path: read_bvh(path).root.shape),
 }
 
 
@@ -78,7 +82,7 @@ def test_every_input_is_read_within_its_bounds_or_refused(kind, tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("kind", ["images", "arrays"])
+@pytest.mark.parametrize("kind", ["images", "arrays", "skeletons"])
 def test_some_inputs_are_read_within_their_bounds_or_refused(kind, tmp_path):
     count, wrong = wrong_of(kind, tmp_path, 9)
     assert count and not wrong, "\n".join(wrong)
@@ -92,7 +96,8 @@ PLACES = {
     "folder": os.mkdir,
     "missing": lambda path: None,
 }
-SUFFIXES = {"images": "png", "sounds": "wav", "clips": "mp4", "arrays": "npy", "archives": "npz"}
+SUFFIXES = {"images": "png", "sounds": "wav", "clips": "mp4", "arrays": "npy", "archives": "npz",
+            "skeletons": "bvh"}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -220,3 +225,11 @@ def test_without_its_bounds_the_clip_fills_the_memory(long_clip, monkeypatch):
     monkeypatch.setattr("gen.media.video.KEPT_BYTES", 1 << 40)
     monkeypatch.setattr("gen.media.bounds.MOST_BYTES", 1 << 40)
     assert bounded(lambda: read_and_measured(long_clip, 1.0), seconds=120).how in ("memory", "died")
+
+
+@pytest.mark.parametrize("pixel", [2**31, 10**6])
+def test_a_frame_of_wide_pixels_is_bounded(pixel):
+    frame = VideoFrame(16, 16, "rgb24")
+    with pytest.raises(GenError, match=f"a frame of video a.mkv has {16 * pixel}x16 pixels"):
+        _shown(frame, Fraction(pixel), None, Path("a.mkv"))
+    assert _shown(frame, Fraction(4), None, Path("a.mkv")).shape == (16, 64, 3)

@@ -86,6 +86,8 @@ def test_no_value_of_a_field_is_an_internal_error(folder, tmp_path, file):
     "field, value, said",
     [
         ("num_hidden_layers", 10**9, "is 1000000000; expected at most 21, the tensors"),
+        ("intermediate_size", 10**9, "is 1000000000; expected at most 264, the longest side"),
+        ("max_position_embeddings", [64], "expected an integer of at least 1"),
         (
             "hidden_size",
             "32",
@@ -108,7 +110,7 @@ def test_control_without_the_checks_fields_hang_and_fail(folder, tmp_path, monke
     data = json.loads((folder / "config.json").read_text())
     for module in (checkpoint, pretrained):
         monkeypatch.setattr(module, "check_fields", lambda *_: None)
-    monkeypatch.setattr(pretrained, "check_layers", lambda *_: None)
+    monkeypatch.setattr(pretrained, "check_sizes", lambda *_: None)
     found = {}
     for field, value in (("num_hidden_layers", 10**9), ("max_position_embeddings", {"a": 1})):
         text = json.dumps({**data, field: value})

@@ -299,8 +299,8 @@ def test_small_differences_of_offsets_and_frame_time_are_rounding(
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path):
-    for path in (tmp_path / "none.bvh", tmp_path):
-        with pytest.raises(GenError, match="cannot be read"):
+    for path, said in ((tmp_path / "none.bvh", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(GenError, match=f"{said}; expected a file"):
             read_bvh(path)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import hostile_media
 import numpy as np
 import torch
 from fuzz_mutations import TAG, Files
+from PIL import Image, ImageCms
 from safetensors.torch import load_file, save_file
 
 import gen
@@ -23,9 +26,10 @@ from gen.config.inputs import iter_rows
 from gen.config.job import load_config
 from gen.core.errors import GenError
 from gen.media import bounds
-from gen.media.given import read_media
-from gen.media.images import image_size, read_image_info
-from gen.media.motion.bvh import read_bvh, write_bvh
+from gen.media.given import data_uri, read_media
+from gen.media.images import ORIENTATION, image_size, read_image_info
+from gen.media.motion.bvh import read_bvh
+from gen.media.motion.retarget import KNOWN
 from gen.media.npz import read_npz
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -164,9 +168,40 @@ def whole(files: dict[str, bytes]) -> list[Files]:
     return [{name: data} for name, data in files.items() if len(data) < 20_000]
 
 
+def images(folder: Path) -> list[Files]:
+    """Return images of every mode, with the metadata that readers look at."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("XYZ")).tobytes()
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 255, (6, 8, 3), np.uint8))
+    deep = Image.fromarray(np.arange(48, dtype=np.uint16).reshape(6, 8) * 1000)
+    share = Image.fromarray(np.linspace(0, 1, 48, dtype=np.float32).reshape(6, 8))
+    made = [
+        *((pixels.convert(mode), "png", {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")),
+        *((pixels.convert(mode), "tiff", {}) for mode in ("L", "CMYK", "YCbCr")),
+        (deep, "png", {}), (deep, "png", {"transparency": 1000}), (deep, "tiff", {}),
+        (pixels.convert("P"), "png", {"transparency": 3}), (pixels, "webp", {"exif": turned}),
+        (pixels, "jpeg", {"exif": turned}), (pixels, "png", {"icc_profile": profile}),
+        (pixels.convert("CMYK"), "jpeg", {"icc_profile": profile}), (share, "tiff", {}),
+        (pixels, "gif", {"save_all": True, "append_images": [pixels.rotate(90)]}),
+    ]  # fmt: skip
+    found = []
+    for image, form, how in made:
+        out = io.BytesIO()
+        image.save(out, form, **how)
+        found.append({f"a.{form}": out.getvalue()})
+    gamma = hostile_media.chunk(b"gAMA", (30_000).to_bytes(4, "big"))
+    return [
+        *found, {"a.png": hostile_media.png(8, 8, gamma)},
+        *whole(hostile_media.images(folder / "canary")),
+    ]  # fmt: skip
+
+
 def read_image(folder: Path) -> object:
     path = only_file(folder)
     array = read_media(path, "image").array
+    same = read_media(data_uri(path.read_bytes()), "image").array
+    assert np.array_equal(array, same), "its bytes are another image"
     assert array.dtype == np.uint8 and array.size <= 3 * bounds.MOST_PIXELS
     size = image_size(path)
     assert sorted(size) == sorted(array.shape[:2]), f"{size} and {array.shape}"
@@ -191,18 +226,13 @@ def arrays(folder: Path) -> list[Files]:
     found = [{name: data} for name, data in hostile_media.arrays(folder / "canary").items()]
     np.savez(place.with_suffix(".npz"), action=np.ones((3, 2), np.float32))
     found.append({"a.npz": place.with_suffix(".npz").read_bytes()})
-    write_bvh(place.with_suffix(".bvh"), still())
-    own = place.with_suffix(".bvh").read_bytes()
-    found += [{"a.bvh": own}, {"a.bvh": own.replace(b"pelvis", b"Hips")}]
-    for suffix in (".npz", ".bvh"):
-        place.with_suffix(suffix).unlink()
+    place.with_suffix(".npz").unlink()
+    foreign = hostile_media.foreign_skeleton()
+    own = foreign
+    for joint, name in KNOWN["Mixamo"].items():
+        own = re.sub(f" {name}\n", f" {joint}\n", own)
+    found += [{"a.bvh": own.encode()}, {"a.bvh": foreign.encode()}]
     return [one for one in found if all(len(x or b"") < 20_000 for x in one.values())]
-
-
-def still() -> Any:
-    from gen.media.motion.skeleton import Motion
-
-    return Motion(np.zeros((3, 3)), np.tile(np.eye(3), (3, 22, 1, 1)))
 
 
 def read_arrays(folder: Path) -> object:
@@ -350,13 +380,13 @@ READERS = {
         LOAD + "text_rules", LOAD + "bounded_text", LOAD + "chat")),
     "gguf": Reader(gguf, read_gguf, (LOAD + "gguf", LOAD + "gguf_reader")),
     "safetensors": Reader(safetensors, read_safetensors, (LOAD + "weights", LOAD + "pretrained")),
-    "images": Reader(lambda folder: whole(hostile_media.images(folder / "canary")), read_image, (
-        MEDIA + "images", MEDIA + "given", MEDIA + "bounds")),
+    "images": Reader(images, read_image, (
+        MEDIA + "images",)),
     "sounds_and_clips": Reader(
         lambda folder: whole(hostile_media.sounds(folder / "canary"))
         + whole(hostile_media.clips(folder / "canary")),
         read_sound_or_clip,
-        (MEDIA + "audio", MEDIA + "video", MEDIA + "muxed", MEDIA + "given")),
+        (MEDIA + "audio", MEDIA + "video", MEDIA + "muxed")),
     "arrays": Reader(arrays, read_arrays, (
         MEDIA + "bounds", MEDIA + "npz", MEDIA + "motion.bvh", MEDIA + "motion.retarget")),
     "job_files": Reader(job_files, read_job, tuple(CONFIG + name for name in (

@@ -117,6 +117,8 @@ def finding_of(error: BaseException) -> Finding | None:
         raise error
     if isinstance(error, GenError):
         said = str(error)
+        if re.search("MemoryError|tried to allocate|Unable to allocate", said):
+            return Finding("memory", said)
         wrong = "\n" in said or "Traceback" in said or len(said) > 20_000
         return Finding("no sentence", said) if wrong else None
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/site-" not in f.filename]
@@ -153,6 +155,12 @@ def fuzz(bench: Bench, seconds: float, seed: int) -> tuple[int, list[Finding]]:
 # --- a process that is guided by branches
 
 
+def ground(out: Path) -> Path:
+    """Return the folder of a bench, in memory where there is one: a slow disk looks like a hang."""
+    memory = Path("/dev/shm")
+    return memory / f"gen-fuzz-{out.name}" if os.access(memory, os.W_OK) else out / "bench"
+
+
 class Log:
     """What a fuzzing process leaves in a folder: its count, its input and its findings."""
 
@@ -184,7 +192,7 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
     with atheris.instrument_imports(include=GUIDED) if atheris else nullcontext():
         import fuzz_readers
     reader, log = fuzz_readers.READERS[name], Log(out)
-    bench, count = Bench(reader, out / "bench"), log.inputs
+    bench, count = Bench(reader, ground(out)), log.inputs
     for files in bench.seeds[:2]:  # what reading imports is imported before memory is bounded
         bench.look(files)
     born = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -222,7 +230,8 @@ def child(name: str, out: Path, seconds: float, seed: int) -> None:
         data = pack(files)
         (out / "corpus" / hashlib.sha1(data).hexdigest()).write_bytes(data)
     options = (f"-max_total_time={int(seconds)}", f"-seed={seed}", "-max_len=200000",
-               "-rss_limit_mb=0", "-timeout=600", "-verbosity=0")  # fmt: skip
+               "-rss_limit_mb=0", "-timeout=600", "-report_slow_units=600",
+               "-verbosity=0")  # fmt: skip
     atheris.Setup([name, str(out / "corpus"), *options], one, custom_mutator=mutator)
     atheris.Fuzz()
 
@@ -243,6 +252,7 @@ def run(name: str, out: Path, seconds: float, seed: int) -> None:
             hung = ended.returncode == HUNG and "Timeout (" in told
             kind = "hung" if hung else f"died with {ended.returncode}"
             log.keep((out / "current.zip").read_bytes(), Finding(f"{kind} {seed}", told))
+    shutil.rmtree(ground(out), ignore_errors=True)
 
 
 # --- what is kept
@@ -328,8 +338,9 @@ def branches(name: str, out: Path) -> tuple[int, int]:
 
     reader = fuzz_readers.READERS[name]
     bench = Bench(reader, out / "bench")
-    for path in sorted((out / "corpus").iterdir()):
-        bench.look(unpack(path.read_bytes()))
+    grown = [unpack(path.read_bytes()) for path in sorted((out / "corpus").iterdir())]
+    for files in bench.seeds + grown:
+        bench.look(files)
     measured.stop()
     files = [str(Path(sys.modules[m].__file__ or "").resolve()) for m in reader.modules]
     measured.json_report(include=files, outfile=str(out / "coverage.json"))

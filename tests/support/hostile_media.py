@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import random
+import re
 import struct
 import tempfile
 import zipfile
@@ -17,6 +18,9 @@ import numpy as np
 from PIL import Image
 
 from gen.media.audio import write_sound
+from gen.media.motion.bvh import ROTATIONS, write_bvh
+from gen.media.motion.retarget import KNOWN
+from gen.media.motion.skeleton import JOINTS, Motion
 from gen.media.video import write_video
 
 FLIPS = 8  # of each whole file
@@ -232,6 +236,7 @@ def arrays(canary: Path) -> dict[str, bytes]:
         "version.npy": b"\x93NUMPY\x09\x09" + bytes(60),
         "header.npy": b"\x93NUMPY\2\0" + struct.pack("<I", 2**31) + bytes(60),
         "empty.npy": b"",
+        "endless.npy": npy("(16,)" + " " * 9000 + '"'),
     }
 
 
@@ -250,6 +255,9 @@ def archives(canary: Path) -> dict[str, bytes]:
         for name, data in arrays(canary).items()
         if "-" not in name
     }
+    unnamed = io.BytesIO()
+    with zipfile.ZipFile(unnamed, "w") as file:
+        file.writestr("action", arrays(canary)["endless.npy"])
     lying = bytearray(zipped(action=npy("(16,)")))
     at = lying.rfind(b"PK\1\2")
     lying[at + 24 : at + 28] = struct.pack("<I", 2**32 - 2)
@@ -263,4 +271,43 @@ def archives(canary: Path) -> dict[str, bytes]:
         "path.npz": zipped(**{"../../action": npy("(16,)")}),
         "no-zip.npz": b"PK\3\4" + bytes(100),
         "npy.npz": npy("(16,)"),
+        "unnamed.npz": unnamed.getvalue(),
     }
+
+
+def foreign_skeleton() -> str:
+    """Return three frames of a person whose joints have the names of Mixamo."""
+    still = Motion(np.zeros((3, 3)), np.tile(np.eye(3), (3, len(JOINTS), 1, 1)))
+    text = written("bvh", lambda path: write_bvh(path, still)).decode()
+    for joint, name in KNOWN["Mixamo"].items():
+        text = re.sub(f"(ROOT|JOINT) {joint}\n", rf"\1 {name}\n", text)
+    return text
+
+
+def skeletons(canary: Path) -> dict[str, bytes]:
+    """Motions of skeletons that no person has."""
+    joints = [f"JOINT a{i} {{ OFFSET 0 0 0 CHANNELS 0 " for i in range(20_000)]
+    found = {
+        "deep.bvh": "".join(joints[:3000]) + "}" * 3000,
+        "wide.bvh": "} ".join(joints) + "}",
+        "long.bvh": "JOINT " + "a" * 100_000 + " {" * 3,
+        "many.bvh": "OFFSET " * 100_000,
+    }
+    head, tail = "HIERARCHY\nROOT a { OFFSET 0 0 0 CHANNELS 0 ", "}\nMOTION\nFrames: 1\n"
+    found = {name: f"{head}{said}{tail}Frame Time: 0.05\n\n" for name, said in found.items()}
+    person, rotations = foreign_skeleton(), " ".join(ROTATIONS)
+    rows = person.split("Frame Time: 0.050000\n")[1]
+    lines = [["1"] * 9 + line.split()[9:] for line in rows.splitlines()]
+    lines[1][6:9] = ["0"] * 3
+    rows = "".join(" ".join(line) + "\n" for line in lines)
+    hips, *others = person.split(f"CHANNELS 3 {rotations}")
+    moved = f"CHANNELS 3 {rotations}".join(
+        ["CHANNELS 3 Xposition Yposition Zposition" + others[0], *others[1:]]
+    )
+    found |= {
+        "slow.bvh": person.replace("Time: 0.050000", "Time: 1e9"),
+        "endless.bvh": person.replace("Time: 0.050000", "Time: 1e308"),
+        "vast.bvh": re.sub(r"OFFSET \S+ \S+ \S+", "OFFSET 1e300 1 1", person),
+        "boneless.bvh": (hips + moved[: moved.index("Frame Time")] + "Frame Time: 0.05\n" + rows),
+    }
+    return {name: said.encode() for name, said in found.items()}

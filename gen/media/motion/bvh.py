@@ -19,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, shown, unknown
+from gen.media.bounds import require_bytes
+from gen.media.containers import existing_file
 from gen.media.motion.retarget import matched, retargeted
 from gen.media.motion.skeleton import (
     FPS,
@@ -31,6 +33,7 @@ from gen.media.motion.skeleton import (
     to_euler_zyx,
 )
 
+MOST_JOINTS, DEEPEST = 1000, 200  # joints of a skeleton, and those of a chain
 TOLERANCE = 1e-4  # metres between an offset of a file and that of the skeleton, in any direction
 TIME_TOLERANCE = 1e-4  # seconds; files round 1/20 to few digits
 POSITIONS = ("Xposition", "Yposition", "Zposition")
@@ -110,8 +113,9 @@ def read_bvh(path: str | Path, names: Mapping[str, str] | None = None) -> Motion
             known, a wrong number of frames, or NaN; of this skeleton, a deviating joint, other bone
             lengths, channels other than three rotations, or another frame time.
     """
-    path = Path(path)
+    path = existing_file(path, "BVH file")
     where = f"BVH file {path}"
+    require_bytes(where, path.stat().st_size, "a text")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -145,9 +149,11 @@ class _Hierarchy:
         self.words, self.index, self.where = words, 0, where
         self.joints: list[_Joint] = []
         self.word("ROOT")
-        self.joint(None)
+        self.joint(None, 1)
         if self.index < len(words):
-            raise GenError(f"{where} has {words[self.index]!r} after its skeleton; expected MOTION")
+            raise GenError(
+                f"{where} has {shown(words[self.index])} after its skeleton; expected MOTION"
+            )
 
     def next(self, expected: str) -> str:
         """Return the next word. Raises ``GenError`` at the end."""
@@ -161,7 +167,7 @@ class _Hierarchy:
         word = self.next(" or ".join(expected))
         if word not in expected:
             raise GenError(
-                f"{self.where} has {word!r} in its skeleton; expected {' or '.join(expected)}"
+                f"{self.where} has {shown(word)} in its skeleton; expected {' or '.join(expected)}"
             )
         return word
 
@@ -176,9 +182,14 @@ class _Hierarchy:
                 f"{self.where} has an OFFSET of {' '.join(words)}; expected three numbers"
             ) from None
 
-    def joint(self, parent: str | None) -> None:
+    def joint(self, parent: str | None, depth: int) -> None:
         """Parse a joint and its descendants."""
         name = self.next("the name of a joint")
+        if depth > DEEPEST or len(self.joints) == MOST_JOINTS:
+            raise GenError(
+                f"{self.where} has a skeleton of more than {MOST_JOINTS} joints, or {DEEPEST} in a"
+                " chain; expected that of a person"
+            )
         if name in [j.name for j in self.joints]:
             raise GenError(f"{self.where} has the joint {name} twice")
         self.word("{")
@@ -187,14 +198,14 @@ class _Hierarchy:
         count = self.next("a number")
         if not re.fullmatch("[0-9]", count):
             raise GenError(
-                f"{self.where} has {count!r} CHANNELS at {name}; expected {3 if parent else 6}"
+                f"{self.where} has {shown(count)} CHANNELS at {name}; expected {3 if parent else 6}"
             )
         self.joints.append(
             _Joint(name, parent, offset, tuple(self.next("a channel") for _ in range(int(count))))
         )
         while (word := self.word("JOINT", "End", "}")) != "}":
             if word == "JOINT":
-                self.joint(name)
+                self.joint(name, depth + 1)
             else:
                 self.word("Site")
                 self.word("{")
@@ -253,7 +264,7 @@ def _frames(text: str, width: int, where: str) -> tuple[np.ndarray, float]:
     seconds = re.fullmatch(r"Frame Time:\s*(\S+)", lines[1]) if len(lines) > 1 else None
     if not stated or not seconds:
         fault = (
-            f"has {lines[bool(stated)]!r} in its MOTION part"
+            f"has {shown(lines[bool(stated)])} in its MOTION part"
             if len(lines) > bool(stated)
             else "is cut off in its MOTION part"
         )

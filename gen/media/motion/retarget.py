@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from gen.core.errors import GenError, cut_list, unknown
+from gen.media.bounds import MOST_FRAMES
 from gen.media.motion.skeleton import (
     FPS,
     JOINTS,
@@ -109,16 +110,25 @@ def retargeted(positions: np.ndarray, seconds: float, where: str) -> Motion:
         where: name of the file, for messages.
 
     Raises:
-        GenError: bones without a length.
+        GenError: bones without a length, in all frames or in one, or with an endless one; or more
+            than ``MOST_FRAMES`` frames at gen's rate.
     """
-    bones = np.array([positions[:, j] - positions[:, PARENTS[j]] for j in range(1, len(JOINTS))])
-    lengths = np.linalg.norm(bones, axis=-1).mean(1)
+    lengths = _lengths(positions).mean(1)
     for joint, length in zip(JOINTS[1:], lengths, strict=True):
-        if length < 1e-6:
+        if not 1e-6 < length < np.inf:
             raise GenError(f"{where} has no bone before {joint}; expected one of some length")
+    if (len(positions) - 1) * seconds * FPS > MOST_FRAMES:
+        raise GenError(
+            f"{where} lasts {(len(positions) - 1) * seconds:g} seconds; expected at most"
+            f" {MOST_FRAMES / FPS:g}"
+        )
     legs = [JOINTS.index(f"{side}_{n}") for side in ("left", "right") for n in ("knee", "ankle")]
     own = np.linalg.norm(OFFSETS[legs], axis=1).sum()
     scaled = resampled(positions, seconds) * own / lengths[np.array(legs) - 1].sum()
+    shortest = _lengths(scaled).min(1)
+    if not (shortest > 1e-6).all():
+        joint = JOINTS[1 + int(shortest.argmin())]
+        raise GenError(f"{where} has a frame without the bone before {joint}; expected all bones")
     frames = [_frame(0, scaled, np.tile(np.eye(3), (len(scaled), 1, 1)))]
     rotations = [frames[0]]
     for j in range(1, len(JOINTS)):
@@ -126,6 +136,13 @@ def retargeted(positions: np.ndarray, seconds: float, where: str) -> Motion:
         frames.append(_frame(j, scaled, above))
         rotations.append(np.swapaxes(above, -1, -2) @ frames[j])
     return Motion(scaled[:, 0], np.stack(rotations, 1))
+
+
+def _lengths(positions: np.ndarray) -> np.ndarray:
+    """Return the lengths [21, T] of the bones that end in all joints but the first."""
+    bones = np.array([positions[:, j] - positions[:, PARENTS[j]] for j in range(1, len(JOINTS))])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.linalg.norm(bones, axis=-1)
 
 
 def resampled(values: np.ndarray, seconds: float) -> np.ndarray:

@@ -6,7 +6,7 @@ text. What the fields below may hold is known; fields that are not listed are le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ SINGLE = {  # which no family states per layer
     "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "d_model", "vocab_size",
     "max_position_embeddings", "n_positions",
 }  # fmt: skip
+WIDTHS = {"hidden_size", "n_embd", "d_model", "intermediate_size", "vocab_size"}
 IDS = "_token_id"
 MASK = "mask_token_id"  # families say what theirs may be
 LENGTHS = {"model_max_length"}
@@ -74,23 +75,31 @@ def check_fields(said: Mapping[str, Any], file: str, name: str) -> None:
             raise bad_value(f"{path} in {file} of model {name}", value, expected)
 
 
-def check_layers(said: Mapping[str, Any], tensors: int, file: str, name: str) -> None:
-    """Hold the numbers of layers that a config states against the weights, since a network is built
-    before its weights are read.
+def check_sizes(
+    said: Mapping[str, Any], shapes: Sequence[Sequence[int]], file: str, name: str
+) -> None:
+    """Hold the numbers of layers and the widths that a config states against the weights, since a
+    network is built before its weights are read.
 
     Args:
         said: content of the config.
-        tensors: number of tensors that the weights have, or more.
+        shapes: shapes of the tensors that the weights have.
         file: name of the file.
         name: name of the model, for messages.
 
     Raises:
-        GenError: there are fewer tensors than layers.
+        GenError: there are fewer tensors than layers, or no tensor is as wide.
     """
+    widest = max((side for shape in shapes for side in shape), default=0)
+    is_packed = said.get("quantization_config") is not None  # several numbers in one
     for path, key, value in _leaves(said):
-        if key in LAYERS and isinstance(value, int) and value > tensors:
-            expected = f"at most {tensors}, the tensors of its weights"
-            raise bad_value(f"{path} in {file} of model {name}", value, expected)
+        most = None
+        if key in LAYERS:
+            most, what = len(shapes), "the tensors of its weights"
+        elif key in WIDTHS and not is_packed:
+            most, what = widest, "the longest side of its weights"
+        if most is not None and isinstance(value, int) and value > most:
+            raise bad_value(f"{path} in {file} of model {name}", value, f"at most {most}, {what}")
 
 
 def _leaves(said: Any, above: str = "", depth: int = 0) -> Iterator[tuple[str, str, Any]]:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from gen.core.errors import GenError
 from gen.models.load.bits_and_bytes import keep_layout, require_rows_apart
 from gen.models.load.bounded_text import bounded_tokenizer, require_readable_rules
-from gen.models.load.fields import check_fields, check_layers
+from gen.models.load.fields import check_fields, check_sizes
 from gen.models.load.gguf import GgufFile
 from gen.models.load.libraries import LOADING, show_quantizers, transformers
 from gen.models.load.locate import quiet, readable
@@ -139,12 +139,13 @@ def _stored_quantization(folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(folder: Path, gguf: GgufFile | None, name: str) -> None:
-    """Refuse a config with more layers than the weights have tensors, and indices that name files
+    """Refuse a config with more layers or wider ones than the weights, and indices that name files
     elsewhere. Raises ``GenError``."""
     if not folder.is_dir():
         return
     if gguf is not None:
-        check_layers(gguf.config.to_dict(), len(gguf.header.tensors), gguf.path.name, name)
+        shapes = [[int(side) for side in tensor.shape] for tensor in gguf.header.tensors]
+        check_sizes(gguf.config.to_dict(), shapes, gguf.path.name, name)
         return
     stored = sorted(folder.glob("*.safetensors"))
     for index in folder.glob("*.index.json"):
@@ -155,11 +156,12 @@ def _check_sizes(folder: Path, gguf: GgufFile | None, name: str) -> None:
         return
     with readable("model", name):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = 0
+        shapes = []
         for file in stored:
             with safe_open(file, "pt") as opened:
-                tensors += len(opened.keys())
-    check_layers(config, tensors, "config.json", name)
+                names = opened.keys()
+                shapes += [opened.get_slice(key).get_shape() for key in names]
+    check_sizes(config, shapes, "config.json", name)
 
 
 def _has_weight_files(folder: Path) -> bool:
