@@ -355,7 +355,11 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def require_fit(name: str | Path, cls: type, wrong: Mapping[str, Iterable[str]]) -> None:
     """Raise ``GenError`` with the ``wrong`` keys of weights by kind, if there are any."""
-    faults = {kind: sorted(map(str, keys)) for kind, keys in wrong.items() if keys}
+    faults = {
+        kind: [cut(" ".join(key.split())) for key in sorted(map(str, keys))]
+        for kind, keys in wrong.items()
+        if keys
+    }
     if faults:
         lists = [
             f"{len(v)} {kind}: {', '.join(v[:SHOWN])}{' ...' if len(v) > SHOWN else ''}"
