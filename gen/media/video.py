@@ -19,13 +19,7 @@ from PIL import Image, ImageSequence
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
-from gen.media.bounds import (
-    MOST_DECODED,
-    MOST_FRAMES,
-    MOST_PIXELS,
-    require_bytes,
-    require_pixels,
-)
+from gen.media.bounds import MOST_DECODED, MOST_FRAMES, MOST_PIXELS, require_bytes, require_pixels
 from gen.media.containers import (
     VIDEO_CHUNKS,
     av_module,
