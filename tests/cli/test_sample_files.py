@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 import torch
+import yaml
 from PIL import Image
 
 from gen.__main__ import main
