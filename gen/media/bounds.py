@@ -108,8 +108,10 @@ def require_array(file: IO[bytes], size: int, said: str) -> None:
         raise ValueError(f"no header of an array: {cut(' '.join(str(error).split()))}") from None
     if dtype.hasobject:
         raise GenError(f"{said} holds Python objects, which are pickles; expected numbers or texts")
-    if any(side < 0 for side in shape):
-        raise GenError(f"{said} has the shape {shape}; expected sides of at least 0")
+    if any(not 0 <= side < 2**63 for side in shape):
+        raise GenError(
+            f"{said} has the shape {cut(str(shape))}; expected sides of 0 to {2**63 - 1:,}"
+        )
     count = prod(shape) * dtype.itemsize
     require_bytes(said, count, f"{dtype} {shape}")
     if count > size:

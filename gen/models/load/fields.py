@@ -23,7 +23,10 @@ SINGLE = {  # which no family states per layer
     "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "d_model", "vocab_size",
     "max_position_embeddings", "n_positions",
 }  # fmt: skip
-WIDTHS = {"hidden_size", "n_embd", "d_model", "intermediate_size", "vocab_size"}
+WIDTHS = {
+    "hidden_size", "n_embd", "d_model", "vocab_size", "intermediate_size", "n_inner", "ffn_dim",
+    "d_ff", "d_kv", "head_dim", "num_attention_heads", "n_head", "num_key_value_heads",
+}  # fmt: skip
 IDS = "_token_id"
 MASK = "mask_token_id"  # families say what theirs may be
 LENGTHS = {"model_max_length"}
@@ -98,7 +101,8 @@ def check_sizes(
             most, what = len(shapes), "the tensors of its weights"
         elif key in WIDTHS and not is_packed:
             most, what = widest, "the longest side of its weights"
-        if most is not None and isinstance(value, int) and value > most:
+        values = value if isinstance(value, list) else [value]
+        if most is not None and any(isinstance(v, int) and v > most for v in values):
             raise bad_value(f"{path} in {file} of model {name}", value, f"at most {most}, {what}")
 
 
