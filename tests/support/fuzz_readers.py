@@ -387,7 +387,7 @@ READERS = {
         lambda folder: whole(hostile_media.sounds(folder / "canary"))
         + whole(hostile_media.clips(folder / "canary")),
         read_sound_or_clip,
-        (MEDIA + "audio", MEDIA + "video", MEDIA + "muxed")),
+        (MEDIA + "audio", MEDIA + "video")),
     "arrays": Reader(arrays, read_arrays, (
         MEDIA + "bounds", MEDIA + "npz", MEDIA + "motion.bvh", MEDIA + "motion.retarget")),
     "job_files": Reader(job_files, read_job, tuple(CONFIG + name for name in (
