@@ -97,6 +97,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_control_a_broken_guard_is_found(name, tmp_path, monkeypatch):
     breaks, kind = BROKEN[name]
+    monkeypatch.chdir(tmp_path)  # what runs may touch a file of a mutated name
     bench = bench_of(name, tmp_path)
     breaks(monkeypatch)
     _, found = fuzzed(bench)
