@@ -16,7 +16,7 @@ from gen.pipeline import arguments
 # assertions of shared helpers show their values too
 SHARED = [path.stem for path in sorted((Path(__file__).parent / "support").glob("*.py"))]
 pytest.register_assert_rewrite(*SHARED)
-pytest_plugins = ["clock", "toyjob", "crashing"]  # options and fixtures that rooms share
+pytest_plugins = ["clock", "leaks", "toyjob", "crashing"]  # options and fixtures that rooms share
 
 torch.set_num_threads(1)
 # a call without a seed draws one; here it draws 0, so that a failure can be seen again

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from crashing import register_crash
+from leaks import registered_by_tests
 
 from gen.core.errors import GenError
 from gen.core.registry import HOMES, Registry, registry
@@ -185,3 +187,11 @@ def test_listing_samplers_imports_little_beside_torch():
 
 def test_samplers_say_which_papers_they_implement():
     assert "2410.01699" in registry.get("sampler", "speculative_jacobi").papers
+
+
+def test_what_tests_register_is_seen_until_it_is_taken_back():
+    before = registered_by_tests()
+    with pytest.MonkeyPatch.context() as patch:
+        register_crash(patch)
+        assert registered_by_tests() - before == {("modality", "crash")}
+    assert registered_by_tests() == before

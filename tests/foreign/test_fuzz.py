@@ -23,6 +23,13 @@ SECONDS = 6.0
 ONCE_WRONG = sorted(p.name for p in SEEDS.glob("*"))
 
 
+@pytest.fixture(autouse=True)
+def undone():
+    yield
+    fuzz_readers.PATCH.undo()
+    fuzz_readers.crash_jobs.cache_clear()
+
+
 def bench_of(name: str, tmp_path) -> Bench:
     if name == "gguf":
         pytest.importorskip("gguf", reason="make test-quantization has gguf")

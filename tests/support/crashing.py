@@ -163,19 +163,22 @@ class Pipe:
         return self
 
 
+def register_crash(patch: pytest.MonkeyPatch) -> None:
+    """Register the modality, without previews; what is installed does not change, and looking
+    takes longer than a run. ``patch.undo()`` takes all of it back."""
+    registry.discover()
+    patch.setitem(registry._kinds["modality"], "crash", Crash)
+    patch.setattr("gen.gallery.write.preview_of", lambda path, folder, row: None)
+    for module in (plan, joblog):
+        patch.setattr(module, "installed", functools.cache(module.installed))
+
+
 @pytest.fixture
 def ground(tmp_path, monkeypatch):
     """A folder, in memory where there is one; with the modality registered, and no gallery, which
     is made from the rest."""
-    registry.discover()
-    monkeypatch.setitem(registry._kinds["modality"], "crash", Crash)
+    register_crash(monkeypatch)
     monkeypatch.setattr("gen.gallery.write.write_gallery", lambda folder: folder / "index.html")
-    monkeypatch.setattr("gen.gallery.write.preview_of", lambda path, folder, row: None)
-    for module in (
-        plan,
-        joblog,
-    ):  # what is installed does not change, and looking takes longer than a run
-        monkeypatch.setattr(module, "installed", functools.cache(module.installed))
     memory = Path("/dev/shm")
     position = (
         Path(tempfile.mkdtemp(prefix="gen-crash-", dir=memory))

@@ -15,6 +15,7 @@ from typing import Any
 import byte_folders
 import hostile_media
 import numpy as np
+import pytest
 import torch
 from fuzz_mutations import TAG, Files
 from PIL import Image, ImageCms
@@ -32,6 +33,7 @@ from gen.media.motion.bvh import read_bvh
 from gen.media.motion.retarget import KNOWN
 from gen.media.npz import read_npz
 
+PATCH = pytest.MonkeyPatch()  # what reading changes in this process; a test undoes it
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 
 
@@ -314,19 +316,10 @@ def read_prompts(folder: Path) -> object:
 
 @functools.cache
 def crash_jobs() -> Any:
-    """Register the modality of jobs that take no model; for processes that end with the fuzzing."""
+    """Register the modality of jobs that take no model, until ``PATCH`` is undone."""
     import crashing
 
-    from gen.core.registry import registry
-    from gen.gallery import write
-    from gen.jobs import plan
-    from gen.store import joblog
-
-    registry.discover()
-    registry._kinds["modality"]["crash"] = crashing.Crash
-    write.preview_of = lambda path, folder, row: None
-    for module in (plan, joblog):  # what is installed does not change
-        module.installed = functools.cache(module.installed)
+    crashing.register_crash(PATCH)
     return crashing
 
 
