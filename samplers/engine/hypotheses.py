@@ -22,13 +22,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
@@ -122,42 +123,54 @@ class Search(ABC):
         """Return the text that comes out, up to its end, once the search is over."""
 
 
-def decode_hypotheses(
-    target: CausalTarget,
-    search: Callable[[Item], Search],
-    width: int,
-    *,
-    superposed: bool = False,
-    trace: bool = False,
-    callback: Callable | None = None,
-) -> SampleOutput:
-    """Decode every item of a target by a search.
+class DeterministicSampler(Sampler):
+    """Causal sampler whose tokens follow from the distributions alone."""
 
-    Args:
-        target: model, prompts and sampling parameters of N items.
-        search: makes the search of an item.
-        width: most likely tokens of each row that the search reads.
-        superposed: whether rows may have several tokens as one input.
-        trace: whether to record every step.
-        callback: called after every step with its number, the tokens and which are known: those
-            that all texts of an item share.
+    protocol = "causal"
+    reference = "greedy decoding; a deterministic rule"
+    guarantee = "approximate"
 
-    Raises:
-        GenError: items may have different numbers of tokens, or a row has no distribution.
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+
+class SearchSampler(DeterministicSampler):
+    """Rule that searches among several texts of an item.
+
+    Attributes:
+        search: search of an item.
+        superposed: whether a row may have several tokens as one input.
     """
-    began = time.perf_counter()
-    run = SearchRun(target, search, width, superposed, trace)
-    while len(run.slots):
-        # 1. One forward pass behind every hypothesis
-        output = run.predict()
-        # 2. The one copy to the host: the most likely tokens of every row
-        scores = run.to_host(output)
-        # 3. Every item says with which rows and tokens it goes on
-        over = run.extend(scores, output)
-        # 4. Give the rows of items that are over to waiting items
-        run.report(callback)
-        run.retire(over)
-    return run.output(time.perf_counter() - began)
+
+    search: ClassVar[type[Search]]
+    superposed: ClassVar[bool] = False
+
+    @property
+    def returns_logprobs(self) -> bool:
+        return False  # a search takes tokens of several texts
+
+    @abstractmethod
+    def width(self, num_ends: int) -> int:
+        """Count the most likely tokens of each row that the search reads, of a token space with so
+        many tokens that end a text."""
+
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+        began = time.perf_counter()
+        if self.superposed:
+            target.require_superposition("superposed decoding")
+        run = SearchRun(self, target, trace)
+        while len(run.slots):
+            # 1. One forward pass behind every hypothesis
+            output = run.predict()
+            # 2. The one copy to the host: the most likely tokens of every row
+            scores = run.to_host(output)
+            # 3. Every item says with which rows and tokens it goes on
+            over = run.extend(scores, output)
+            # 4. Give the rows of items that are over to waiting items
+            run.report(callback)
+            run.retire(over)
+        return run.output(time.perf_counter() - began)
 
 
 class SearchRun:
@@ -175,21 +188,14 @@ class SearchRun:
         num_made: tokens of each item up to its end, int64 [N].
     """
 
-    def __init__(
-        self,
-        target: CausalTarget,
-        search: Callable[[Item], Search],
-        width: int,
-        superposed: bool,
-        trace: bool,
-    ):
+    def __init__(self, sampler: SearchSampler, target: CausalTarget, trace: bool = False):
         if target.limits is not None:
             raise GenError(
                 "max_new_tokens differs between items, and a search of hypotheses takes one number;"
                 " expected one, or a sampler that draws tokens"
             )
-        self.target, self.make, self.superposed = target, search, superposed
-        self.width = min(width, target.legal.shape[-1])
+        self.target, self.sampler = target, sampler
+        self.width = min(sampler.width(len(target.space.row_ends)), target.legal.shape[-1])
         self.slots = BatchSlots(target)
         self.start = np.zeros(len(self.slots), dtype=np.int64)
         self.last, self.weights = self.start[:, None], np.ones((len(self.slots), 1))
@@ -252,7 +258,7 @@ class SearchRun:
         index = [row.row for row in rows]
         if index != list(range(len(items))):
             self.slots.continue_as(np.array(index), items[index])
-        widest = max(len(row.tokens) for row in rows) if self.superposed else 1
+        widest = max(len(row.tokens) for row in rows) if self.sampler.superposed else 1
         self.start = np.array([row.position + 1 for row in rows])
         self.last = np.zeros((len(rows), widest), dtype=np.int64)
         self.weights = np.zeros((len(rows), widest))
@@ -266,9 +272,8 @@ class SearchRun:
         prompts, space = self.target.prompts, self.target.space
         length = int(prompts.host_lengths[number])
         prompt = prompts.all_tokens[number, :length].tolist()
-        self.searches[number] = self.make(
-            Item(prompt, self.target.length, frozenset(space.row_ends))
-        )
+        item = Item(prompt, self.target.length, frozenset(space.row_ends))
+        self.searches[number] = self.sampler.search(self.sampler, item)
         self.windows[number] = []
 
     def _count(self, first: np.ndarray, output: StepOutput) -> None:

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.base import SearchSampler
-from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
+from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, SearchSampler, Text
 
 
 @dataclass

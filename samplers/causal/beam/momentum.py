@@ -27,10 +27,9 @@ from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.beam.base import DeterministicSampler
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
-from gen.samplers.engine.hypotheses import first_largest
+from gen.samplers.engine.hypotheses import DeterministicSampler, first_largest
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gen.core.params import Rule, integer, number, param
-from gen.samplers.causal.beam.base import SearchSampler
-from gen.samplers.engine.hypotheses import Item, Text
+from gen.samplers.engine.hypotheses import Item, SearchSampler, Text
 
 
 @dataclass(frozen=True)
