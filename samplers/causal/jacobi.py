@@ -23,8 +23,8 @@ from gen.core.params import Rule, choice, number, param, part
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import Fresh
-from gen.samplers.causal.drafters.layer_skip import EarlyExitParams, LayerSkipParams
 from gen.samplers.causal.drafters.model import draft_model
+from gen.samplers.causal.drafters.own_layers import EarlyExitParams, LayerSkipParams
 from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
 from gen.samplers.engine.causal_loop import CausalSampler

@@ -24,7 +24,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.causal.drafters.layer_skip import LayerSkipParams
+from gen.samplers.causal.drafters.own_layers import LayerSkipParams
 
 PLANS = {
     "layer_skip": {"drafter": "layer_skip", "kept_layers": "0,2"},
