@@ -17,7 +17,7 @@ from gen.recipes.drafters.base import Net
 from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.kind_parallel import DECAY, Parallel, ParallelOptions
 from gen.recipes.drafters.losses import acceptance, mean_over
-from gen.samplers.causal.drafters.flexdraft import KIND
+from gen.samplers.causal.drafters.one_pass import FLEXDRAFT as KIND
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.models.adapters.draft_models import PromptTokens, masked_network
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch
 from gen.recipes.drafters.losses import acceptance, mean_over
-from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
 
 DECAY = 0.8
 

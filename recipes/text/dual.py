@@ -23,8 +23,8 @@ with its own position:
 
 In half of the rows the masks are the last positions of their block, as in drafting; in the others
 they are any, uniform in number. So the network has an exact autoregressive distribution, and masks
-behind a prefix draft what follows it (``gen.samplers.causal.drafters.dual``), or are filled where
-the network is certain (``gen.samplers.causal.wedlm``).
+behind a prefix draft what follows it (``gen.samplers.causal.drafters.parallel``), or are filled
+where the network is certain (``gen.samplers.causal.wedlm``).
 """
 
 from __future__ import annotations

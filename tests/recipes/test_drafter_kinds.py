@@ -18,6 +18,7 @@ from gen.core.errors import GenError
 from gen.models.adapters.draft_models import (
     dropping_model,
     exit_model,
+    prompt_model,
     repaired_model,
     routed_model,
 )
@@ -39,7 +40,7 @@ from gen.recipes.drafters.kind_parallel import (
 from gen.recipes.drafters.kind_router import RouterKind, RouterOptions, decided
 from gen.recipes.drafters.kind_skip import SkipOptions, SkipRepair
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe
-from gen.samplers.causal.drafters.parallel import draft_target, prompt_model
+from gen.samplers.causal.drafters.parallel import draft_target
 
 WRONG = 1e-3
 

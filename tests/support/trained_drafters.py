@@ -12,9 +12,11 @@ from torch import nn
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.draft_models import (
+    PromptTokens,
     corrections_of,
     exit_layer,
     maps_of,
+    masked_network,
     repairs_of,
     routers_of,
 )
@@ -23,7 +25,6 @@ from gen.models.draft_heads.heads import MedusaHeads, hydra_of
 from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import DrafterFacts, projection, write_drafter
-from gen.samplers.causal.drafters.parallel import PromptTokens, masked_network
 
 V, DEPTH, LAST = 24, 3, "model.norm"
 NET = small_llama(V)

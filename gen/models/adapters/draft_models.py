@@ -269,3 +269,49 @@ def longspec_shape(model: SharedModel, inner: int, window: int) -> LongSpecShape
     heads = config.num_attention_heads
     dim = config_field(config, "head_dim") or config.hidden_size // heads
     return LongSpecShape(width, heads, config.num_key_value_heads, dim, inner, window)
+
+
+def masked_network(model: SharedModel, net: Mapping[str, Any]) -> nn.Module:
+    """Make a small network of the target's architecture with one mask token more.
+
+    Args:
+        model: the target's model.
+        net: ``width`` and ``layers`` of the small one.
+    """
+    config, width = copy.deepcopy(model.config), int(net["width"])
+    config.hidden_size, config.num_hidden_layers = width, int(net["layers"])
+    config.head_dim = min(32, width)
+    config.num_attention_heads = config.num_key_value_heads = max(1, width // 32)
+    config.intermediate_size = max(32, width * 8 // 3 // 32 * 32)
+    config.vocab_size = model.config.vocab_size + 1
+    config.tie_word_embeddings = True
+    made: Any = type(model.model)(config)
+    made.tie_weights()
+    return made
+
+
+class PromptTokens(nn.Module):
+    """Embeddings of the mask tokens of k - 1 depths.
+
+    Args:
+        depth: drafts k.
+        embedding: the target's embeddings [V, D], whose mean the tokens begin at.
+    """
+
+    def __init__(self, depth: int, embedding: Tensor):
+        super().__init__()
+        mean = embedding.detach().mean(0)
+        self.vectors = nn.Parameter(mean.repeat(depth - 1, 1))
+
+    def forward(self) -> Tensor:
+        """Return the embeddings, [k - 1, D]."""
+        return self.vectors
+
+
+def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
+    """Make the target's model with further ids for prompt tokens, those behind its vocabulary."""
+    network, table = model.model, model.input_embeddings
+    name = next(name for name, module in network.named_modules() if module is table)
+    rows = torch.cat([table.weight, tokens.vectors.to(table.weight)]).detach()
+    extended = nn.Embedding.from_pretrained(rows).eval()
+    return model.with_network(replaced(network, name, extended))

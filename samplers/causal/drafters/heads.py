@@ -12,8 +12,34 @@
                the features of committed slots has a second cache, of that block's keys and values,
                which drafts never enter
 
-A row that has seen no forward pass drafts nothing, nodes deeper than a network goes get no
-children, and a row's drafts depend on no other row.
+    medusa     a head for each depth, which reads no draft: the joint distribution of the drafts
+               is a product. Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with
+               Multiple Decoding Heads" (arXiv 2401.10774). There drafts are the most probable
+               tokens of a static tree and typical acceptance decides
+    hydra      heads that read the drafts before them too, of five kinds. The last two are entries,
+               each depth of which counts as a pass of the drafter:
+
+        heads      a head for each depth. Ankner et al., "Hydra: Sequentially-Dependent Draft Heads
+                   for Medusa Decoding" (arXiv 2402.05109)
+        recurrent  one head for all depths, which reads its own last feature. Xiao et al., "Clover:
+                   Regressive Lightweight Speculative Decoding with Sequential Knowledge" (arXiv
+                   2405.00263), without its attention
+        trigram    a head for each depth, which reads the last three tokens alone. Zeng et al.,
+                   "Chimera: A Lossless Decoding Method for Accelerating Large Language Models
+                   Inference by Fusing all Tokens" (arXiv 2402.15758), without its layer
+        clover     Clover whole: a layer over the target's states, and attention to it and to the
+                   features of the depths before
+        chimera    Chimera whole: a layer over the encodings of all tokens, and residual heads
+
+    eagle      entries. Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language
+               Models via Training-Time Test" (arXiv 2503.01840). There drafts are the most probable
+               tokens of a tree
+
+Every shape, every way to draw siblings and every verifier serves. The heads share the target's
+projection to the vocabulary. A row that has seen no forward pass drafts nothing, nodes deeper than
+a network goes get no children, and a row's drafts depend on no other row.
+
+Guarantee: that of the verifier, whatever the weights. ``gen.recipes.drafters`` trains them.
 """
 
 from __future__ import annotations
@@ -26,13 +52,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.method import method
+from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.layer_calls import KeysValues
+from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.draft_heads.entries import Entries, EntryLayer, attention
-from gen.models.draft_heads.heads import DraftHeads
+from gen.models.draft_heads.heads import DraftHeads, MedusaHeads, hydra_of
 from gen.models.targets.base import StepOutput, legal_at, take
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import language_model, projection, unfiltered
+from gen.models.targets.trained_drafters import (
+    checked_load,
+    language_model,
+    projection,
+    read_drafter,
+    unfiltered,
+)
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
@@ -392,3 +427,62 @@ class EntryNodes(StateNodes):
         """Return the log-probabilities [b, n, V] of positions, long [b, n], from outputs."""
         head = self.head.to(outputs.dtype)
         return self.logprobs(F.linear(self.layer.head_input(outputs), head), positions)
+
+
+@register("drafter", "medusa")
+class Medusa(HeadNodes):
+    """Drafts with a trained head for each depth, which read the target's last hidden state.
+    Parameters: ``drafter_weights``."""
+
+    needs_weights = True
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        facts, weights = read_drafter(sampler.drafter_weights, "medusa", target)
+        net = MedusaHeads(projection(target, "medusa"), int(facts.net["depth"]))
+        return cls(target, checked_load(net, weights, "medusa"), facts.layers)
+
+
+@register("drafter", "hydra")
+class Hydra(HeadNodes):
+    """Drafts with trained heads, which read the target's hidden states and the drafts before.
+    Parameters: ``drafter_weights``."""
+
+    needs_weights = True
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        facts, weights = read_drafter(sampler.drafter_weights, "hydra", target)
+        net = checked_load(hydra_of(facts.net, projection(target, "hydra")), weights, "hydra")
+        if isinstance(net, EntryLayer):
+            return EntryNodes(target, "hydra", net, facts.layers)
+        return cls(target, net, facts.layers)
+
+
+@method(
+    "eagle",
+    sampler="speculative",
+    about="drafts with a trained layer that reads the target's hidden states",
+    paper="2503.01840",
+    title="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time"
+    " Test",
+    params={"drafter": "eagle"},
+)
+@register("drafter", "eagle")
+class Eagle(EntryNodes):
+    """Drafts with a trained layer that reads the target's hidden states. Parameters:
+    ``drafter_weights``, ``num_speculative_tokens``, ``draft_temperature``."""
+
+    reads = ("drafter_weights",)
+    needs_weights = True
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        language_model(target, "eagle")
+        facts, weights = read_drafter(sampler.drafter_weights, "eagle", target)
+        layer = checked_load(EagleLayer(EagleShape(**facts.net)), weights, "eagle")
+        # a single branch makes the drafts: the target's filters without guidance
+        s, temperature = target.sampling, sampler.draft_temperature
+        temperature = s.temperature if temperature is None else temperature
+        sampling = SamplingParams(temperature, s.top_k, s.top_p, s.min_p)
+        return cls(target, "eagle", layer, facts.layers, sampling)

@@ -19,9 +19,20 @@ committed tokens are those of plain autoregression.
     streaming    the target itself, trained to be causal and masked at once
                  (``gen.recipes.text.dual``), as WeDLM trains it. Mask i of a group is about its own
                  position n + a + i - 1, so that groups have k + 1 masks
-    flexdraft    a causal model that was tuned at mask tokens alone
-                 (``gen.samplers.causal.drafters.flexdraft``). Mask i is about position n + a + i,
-                 as a token there would be, so that groups have k masks
+    flexdraft    a causal model whose attention was tuned at mask tokens alone. For the input x of a
+                 projection of attention (queries, keys, values, output) in the last layers,
+
+                     W x               at tokens, as before
+                     W x + U D x       at mask tokens; U [out, r] and D [r, in] are trained, and so
+                                       is the embedding of the mask
+
+                 so tokens give the target's own distribution, to the last bit. Mask i is about
+                 position n + a + i, as a token there would be, so that groups have k masks.
+                 "FlexDraft: Flexible Speculative Decoding via Attention Tuning and Bonus-Guided
+                 Calibration" (arXiv 2605.20022). There whole projections are trained, which is r =
+                 min(in, out); a small network corrects the drafts by the token that the pass adds,
+                 which their masks do not know; and at large batches passes that draft and passes
+                 that verify take turns. Those two are not here
 
 Guarantee: that of the verifier, whatever the weights. Every draft is drawn from a distribution that
 depends on committed tokens alone.
@@ -33,9 +44,12 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.method import method
 from gen.core.registry import register
+from gen.models.adapters.mask_attention import MaskAttention, with_masks
 from gen.models.targets.base import StepOutput, take
 from gen.models.targets.mask_tokens import mask_token, require_plain_history
+from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import DepthNodes
 from gen.samplers.causal.shapes.builder import NodeDrafter
@@ -45,7 +59,7 @@ from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import Verifier
 
-STREAMING = "streaming"
+STREAMING, FLEXDRAFT = "streaming", "flexdraft"
 
 
 class GroupNodes(DepthNodes):
@@ -159,3 +173,32 @@ class Streaming(DraftSource):
         mask = mask_token(target, STREAMING)
         depth = int(sampler.num_speculative_tokens)
         return OnePassDrafter(mask, depth, verifier, shift=1)
+
+
+@method(
+    "flexdraft",
+    sampler="speculative",
+    about="drafts with mask tokens, at which alone attention is tuned, in the pass that verifies",
+    paper="2605.20022",
+    title="FlexDraft: Flexible Speculative Decoding via Attention Tuning and Bonus-Guided"
+    " Calibration",
+    params={"drafter": FLEXDRAFT, "num_speculative_tokens": 7},
+)
+@register("drafter", FLEXDRAFT)
+class FlexDraft(DraftSource):
+    """Drafts with mask tokens, at which alone the target's attention was tuned, in the pass that
+    verifies the drafts before. Parameters: ``drafter_weights``, ``num_speculative_tokens``."""
+
+    needs_weights = True
+    shapes = False
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        facts, weights = read_drafter(sampler.drafter_weights, FLEXDRAFT, target)
+        require_plain_history(target, f"the drafter {FLEXDRAFT}")
+        model = language_model(target, FLEXDRAFT)
+        made = MaskAttention(model, int(facts.net["layers"]), int(facts.net["rank"]))
+        network = with_masks(model, checked_load(made, weights, FLEXDRAFT))
+        target.run_with(model.with_network(network))
+        depth = int(sampler.num_speculative_tokens)
+        return OnePassDrafter(model.config.vocab_size, depth, verifier)

@@ -6,92 +6,51 @@ are those of the further ones. They know nothing of the drafts between, so that 
 distribution of the drafts is a product. Keys and values of masks are written over by what is
 committed there.
 
-    masked   a small model with attention to what stands before. Cheng et al., "DEER: Draft with
-             Diffusion, Verify with Autoregressive Models" (arXiv 2512.15176), whose drafter is a
-             masked model with attention to all positions and drafts in one denoising step
-    prompt   the target itself with trained embeddings for the masks, one for each depth. Chen et
-             al., "Hardware-Aware Parallel Prompt Decoding" (arXiv 2405.18628). There the prompt
-             tokens stand in the target's own forward pass; here a draft costs one pass of the
-             target, so that it saves steps and no arithmetic
+    masked       a small model with attention to what stands before. Cheng et al., "DEER: Draft with
+                 Diffusion, Verify with Autoregressive Models" (arXiv 2512.15176), whose drafter is
+                 a masked model with attention to all positions and drafts in one denoising step
+    prompt       the target itself with trained embeddings for the masks, one for each depth. Chen
+                 et al., "Hardware-Aware Parallel Prompt Decoding" (arXiv 2405.18628). There the
+                 prompt tokens stand in the target's own forward pass; here a draft costs one pass
+                 of the target, so that it saves steps and no arithmetic
+    dual_stream  the target itself, trained to be causal and masked at once
+                 (``gen.recipes.text.dual``): its masks see what stands before them and the masks
+                 between, as WeDLM's dual stream trains them. Draft j is from mask j, a prediction
+                 of the mask's own position; the first one from the last token, which knows better.
+                 The pass that drafts is counted as a draft pass. With masks behind every draft it
+                 is the one that verifies the drafts before (``one_pass``)
 
 Guarantee: that of the verifier, whatever the weights.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.models.adapters.layer_plans import replaced
+from gen.models.adapters.draft_models import PromptTokens, masked_network, prompt_model
 from gen.models.adapters.protocols import SharedModel
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.mask_tokens import mask_token
 from gen.models.targets.trained_drafters import (
     checked_load,
     language_model,
     read_drafter,
     unfiltered,
 )
-from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.heads import DepthNodes
 from gen.samplers.causal.drafters.model import DraftModel
-from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import CausalStep
 
 MASKED, PROMPT = "masked", "prompt"
+MOST = 32  # masks of a dual stream behind the last token
 
 
-def masked_network(model: SharedModel, net: Mapping[str, Any]) -> nn.Module:
-    """Make a small network of the target's architecture with one mask token more.
-
-    Args:
-        model: the target's model.
-        net: ``width`` and ``layers`` of the small one.
-    """
-    config, width = copy.deepcopy(model.config), int(net["width"])
-    config.hidden_size, config.num_hidden_layers = width, int(net["layers"])
-    config.head_dim = min(32, width)
-    config.num_attention_heads = config.num_key_value_heads = max(1, width // 32)
-    config.intermediate_size = max(32, width * 8 // 3 // 32 * 32)
-    config.vocab_size = model.config.vocab_size + 1
-    config.tie_word_embeddings = True
-    made: Any = type(model.model)(config)
-    made.tie_weights()
-    return made
-
-
-class PromptTokens(nn.Module):
-    """Embeddings of the mask tokens of k - 1 depths.
-
-    Args:
-        depth: drafts k.
-        embedding: the target's embeddings [V, D], whose mean the tokens begin at.
-    """
-
-    def __init__(self, depth: int, embedding: Tensor):
-        super().__init__()
-        mean = embedding.detach().mean(0)
-        self.vectors = nn.Parameter(mean.repeat(depth - 1, 1))
-
-    def forward(self) -> Tensor:
-        """Return the embeddings, [k - 1, D]."""
-        return self.vectors
-
-
-def prompt_model(model: SharedModel, tokens: PromptTokens) -> SharedModel:
-    """Make the target's model with further ids for prompt tokens, those behind its vocabulary."""
-    network, table = model.model, model.input_embeddings
-    name = next(name for name, module in network.named_modules() if module is table)
-    rows = torch.cat([table.weight, tokens.vectors.to(table.weight)]).detach()
-    extended = nn.Embedding.from_pretrained(rows).eval()
-    return model.with_network(replaced(network, name, extended))
-
-
-class ParallelNodes(DraftModel, DraftSource):
+class ParallelNodes(DraftModel, DepthNodes):
     """Distributions of a draft model at mask tokens.
 
     Args:
@@ -119,12 +78,6 @@ class ParallelNodes(DraftModel, DraftSource):
         logprobs = self.draft.predict(inputs, positions).logprobs
         self.logq = logprobs[:, -1 - len(self.masks) :]
         return self.logq[:, :1]
-
-    def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        depth = tree.depth[:, first:]
-        row = torch.arange(len(depth), device=depth.device)[:, None]
-        found = self.logq[row, depth.clamp_max(len(self.masks))]
-        return torch.where((depth <= len(self.masks))[..., None], found, -torch.inf)
 
 
 def draft_target(target: CausalTarget, model: SharedModel) -> CausalTarget:
@@ -168,3 +121,28 @@ class Prompt(ParallelNodes):
         tokens = checked_load(PromptTokens(depth, table), weights, PROMPT)
         masks = torch.arange(depth - 1, device=target.device) + len(table)
         return cls(draft_target(target, prompt_model(model, tokens)), masks)
+
+
+@register("drafter", "dual_stream")
+class DualStream(ParallelNodes):
+    """Drafts with mask tokens of a target that was trained to be causal and masked at once."""
+
+    needs_weights = True  # those of the target
+
+    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+        first = super().begin(step, tokens)
+        # mask 1 is about the same position as the last token, which knows better
+        nothing = torch.full_like(first, -torch.inf)
+        self.logq = torch.cat([first, self.logq[:, 2:], nothing], 1)
+        return first
+
+    @classmethod
+    def of(cls, sampler, target, draft):
+        if sampler.drafter_weights is not None:
+            raise GenError(
+                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
+                " dual_stream is the target itself; expected None"
+            )
+        mask = mask_token(target, "dual_stream")
+        masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
+        return cls(draft_target(target, language_model(target, "dual_stream")), masks)

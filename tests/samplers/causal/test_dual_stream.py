@@ -14,7 +14,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.recipes.common.grid_models import Run, Shape, new_lm
-from gen.samplers.causal.drafters.dual import DualStream
+from gen.samplers.causal.drafters.parallel import DualStream
 
 LENGTH, PREFIX, IDS = 4, 2, 2
 SHAPE = Shape((LENGTH,), PREFIX, IDS, 2)
