@@ -30,8 +30,8 @@ from gen.modalities.image import captions as shapes
 from gen.modalities.speech import synth as spoken
 from gen.modalities.video import captions as moving
 from gen.models.load.locate import locate
+from gen.models.targets.context_table import ContextTable, Offset, gather, write_table
 from gen.pipeline.pipeline import Pipeline
-from gen.samplers.causal.initialisers.table import ContextTable, Offset, gather, write_table
 from gen.tokenizers.image.vq import VQ
 
 CONDITIONS: dict[str, Callable[..., Sequence[Any]]] = {

@@ -5,7 +5,7 @@
     ticket.result().images[0]
 
 Works whose model, sampler and token space agree share a lane. A lane has a batch that its items
-join and leave between forward passes (``gen.samplers.engine.open_batch``); one thread runs the
+join and leave between forward passes (``gen.engine.open_batch``); one thread runs the
 forward passes of all lanes in turn. Works that cannot share a batch (searches, next-scale models,
 continuations, conditions with media ...) run whole in another thread, as does what is computed of
 prompts without a sampler. Two threads load models and prepare requests, two prepare those with

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gen.engine.open_batch import OpenBatch
 from gen.engine.stats import EngineStats
 from gen.engine.ticket import RUNNING
 from gen.engine.work import Work
-from gen.samplers.engine.open_batch import OpenBatch
 
 ROOM = 256  # items of a batch, after which another one begins
 

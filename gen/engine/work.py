@@ -17,11 +17,11 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import spell
 from gen.core.stats import SampleOutput, TraceStep
 from gen.core.token_space import TokenSpace
+from gen.engine.open_batch import may_open
 from gen.engine.ticket import ItemStep, Ticket
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.request import PreparedRun
 from gen.pipeline.streaming import Stream
-from gen.samplers.engine.open_batch import may_open
 
 
 @dataclass

@@ -21,8 +21,8 @@ from torch import Tensor
 from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
+from gen.models.targets.token_table import TokenTable, write_table
 from gen.pipeline.pipeline import load
-from gen.samplers.causal.drafters.trimmed import TokenTable, write_table
 
 SAMPLER = "autoregressive"
 

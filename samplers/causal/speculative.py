@@ -24,8 +24,9 @@ from gen.core.method import method
 from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
 from gen.core.sampler import PartSampler, draft_models
+from gen.models.targets.token_table import read_table
 from gen.samplers.causal.drafters.model import DraftsWithModel
-from gen.samplers.causal.drafters.trimmed import DraftVocab, read_table
+from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.causal.shapes.base import MOST_NODES
 from gen.samplers.causal.shapes.builder import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain

@@ -133,7 +133,7 @@ class CausalRun(SteppableRun):
 
     Attributes:
         bound: position before which rows wait for others (``advance``), or that of each item, int64
-            [N] (``gen.samplers.engine.resume``).
+            [N] (``gen.samplers.search.resume``).
         tokens: tokens of all items, [N, T(, C)].
         slots: items of the rows.
         start: committed tokens of each row, int64 [b].

@@ -37,9 +37,9 @@ from gen.contracts.scorer import Scorer, read_scorer
 from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.core.stats import Candidate
-from gen.samplers.engine.resume import advance_some, require_causal
 from gen.samplers.engine.stepping import Estimate
 from gen.samplers.search.base import Particles, Search, SearchSampler
+from gen.samplers.search.resume import advance_some, require_causal
 
 
 @register("sampler", "a_star")

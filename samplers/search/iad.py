@@ -38,9 +38,9 @@ from gen.contracts.scorer import read_scorer
 from gen.core.params import choice, integer, number, param
 from gen.core.registry import register
 from gen.core.stats import Candidate, SampleOutput, TraceStep
-from gen.samplers.engine.resume import load, require_causal
 from gen.samplers.search.base import Particles, Search, SearchSampler, num_tokens
 from gen.samplers.search.progress import Progress
+from gen.samplers.search.resume import load, require_causal
 from gen.samplers.search.rounds import draw
 
 Made = tuple[np.ndarray, SampleOutput]  # item of each candidate, and their output

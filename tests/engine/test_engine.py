@@ -215,7 +215,7 @@ def test_a_request_that_fails_fails_alone(pipes, engine):
 
 
 def test_a_batch_that_fails_is_made_again_item_by_item(pipes, engine, monkeypatch):
-    from gen.samplers.engine.open_batch import OpenBatch
+    from gen.engine.open_batch import OpenBatch
 
     step, failed = OpenBatch.step, []
 
@@ -239,7 +239,7 @@ def test_a_batch_that_fails_is_made_again_item_by_item(pipes, engine, monkeypatc
 
 
 def test_a_lane_gets_fewer_rows_where_memory_runs_out(pipes, engine, monkeypatch):
-    from gen.samplers.engine.open_batch import OpenBatch
+    from gen.engine.open_batch import OpenBatch
 
     step, rows = OpenBatch.step, []
 

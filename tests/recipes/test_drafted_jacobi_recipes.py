@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from gen.models.load.locate import ZOO
+from gen.models.targets.context_table import FILE, digest
 from gen.recipes.drafted_jacobi import main as measure
 from gen.recipes.tables import main as make_table
-from gen.samplers.causal.initialisers.table import FILE, digest
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
 from gen.models.targets.base import take
+from gen.models.targets.token_table import TokenTable, read_table
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
-from gen.samplers.causal.drafters.trimmed import TokenTable, read_table
 from gen.samplers.engine.draft import RANKS
 from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowState

@@ -45,10 +45,10 @@ from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams, has_no_distribution
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.context_table import ContextTable, table_of
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens, trained_sampling
 from gen.samplers.causal.initialisers.base import Entering, Initialiser, Uniform
-from gen.samplers.causal.initialisers.table import ContextTable, table_of
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device

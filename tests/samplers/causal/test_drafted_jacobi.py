@@ -19,11 +19,11 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.models.targets import context_table as tables
+from gen.models.targets.context_table import ContextTable
 from gen.recipes.tables import choose_offsets, log_likelihood
 from gen.samplers.causal.initialisers import iterated
-from gen.samplers.causal.initialisers import table as tables
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
-from gen.samplers.causal.initialisers.table import ContextTable
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)

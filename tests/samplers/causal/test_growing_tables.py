@@ -18,8 +18,8 @@ from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.causal import CausalTarget
+from gen.models.targets.context_table import ContextTable, gather, neighbours
 from gen.samplers.causal.initialisers import iterated
-from gen.samplers.causal.initialisers.table import ContextTable, gather, neighbours
 
 IDS, GRID, ITEMS = 8, (4, 6), 24
 jacobi = registry.get("sampler", "speculative_jacobi")

@@ -15,7 +15,7 @@ from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.engine.resume import load
+from gen.samplers.search.resume import load
 
 EXACT, WRONG = 1e-12, 1e-3
 PAIR, SPACE = space_of((2,), 3), space_of((6,), 4)

@@ -35,7 +35,6 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.load.locate import locate, readable
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.host import to_device
 
 Offset = tuple[int, ...]
 DENSE = 1 << 22  # numbers that distributions after all contexts may be
@@ -149,7 +148,7 @@ class ContextTable:
             return None
         axes = (self.size + 1,) * len(self.offsets)
         every = np.indices(axes).reshape(len(axes), contexts).T  # in the order of their keys
-        context = to_device(every, self.levels[0].keys.device)
+        context = torch.from_numpy(every).to(self.levels[0].keys.device)
         return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
 
     def distribution(self, context: Tensor) -> Tensor:

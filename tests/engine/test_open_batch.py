@@ -11,7 +11,7 @@ from contract_bench import MASK, ROWS, bench, model_for
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.engine.open_batch import OpenBatch, may_open
+from gen.engine.open_batch import OpenBatch, may_open
 from gen.testing.specs import SPECS, sampling_for
 
 
