@@ -185,14 +185,9 @@ class SpeculativeJacobi(CausalSampler):
         verifier: Token | None = None,
         window: int | AutoWidth | None = None,
     ) -> JacobiDrafter:
-        """Make the drafter of one call.
-
-        Args:
-            target: the model.
-            draft: target of the draft model, where ``init`` needs one.
-            verifier: decides which drafts are accepted; None for the coupling's own.
-            window: window of the drafter; None for that of the parameters.
-        """
+        """Make the drafter of one call. ``draft``: target of the draft model, where ``init`` needs
+        one. The verifier and the window are the coupling's own and that of the parameters where
+        they are None."""
         init = self.parts.init.make(self, target, draft)
         coupling = self.parts.coupling(*(() if verifier is None else (verifier,)))
         if isinstance(coupling, Fresh):

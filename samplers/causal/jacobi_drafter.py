@@ -76,14 +76,8 @@ class JacobiDrafter(Windowed):
         return draft
 
     def _fill(self, step: CausalStep, tokens: Tensor, draft: Draft, whole: bool) -> None:
-        """Write the drafts of the positions that enter, and those that are drafted again.
-
-        Args:
-            step: context of the step.
-            tokens: committed tokens [b, T].
-            draft: the iterate so far.
-            whole: whether all columns are computed, and not from the first that enters on.
-        """
+        """Write the drafts of the positions that enter the iterate so far, and those that are
+        drafted again; of all columns where ``whole``, else from the first that enters on."""
         init, exists, length = self.init, draft.exists, draft.tokens.shape[1]
         first = 0 if whole else min(int(self.carried.min()), length)
         enters = exists & ~_resize(self.drafted, length)
@@ -129,17 +123,10 @@ class JacobiDrafter(Windowed):
         return verdict
 
     def _carry(self, ids: Tensor, accepted: Tensor, valid: Tensor, following: Tensor) -> Tensor:
-        """Keep what lies past the token that follows the accepted drafts: the next iterate.
-
-        Args:
-            ids: tokens of the step, long [b, W].
-            accepted: accepted drafts, long [b].
-            valid: columns that exist, bool [b, W].
-            following: distributions that the tokens came from, [b, W, V].
-
-        Returns:
-            Columns of the iterate, long [b, W].
-        """
+        """Keep what lies past the token that follows the ``accepted`` drafts, long [b]: the next
+        iterate, of the step's tokens ``ids`` [b, W] in columns that are ``valid``, and the
+        distributions ``following`` [b, W, V] that they came from. Returns its columns, long [b,
+        W]."""
         width = ids.shape[1]
         columns = accepted[:, None] + torch.arange(1, width + 1, device=ids.device)
         self.drafted = columns < valid.sum(1, keepdim=True)

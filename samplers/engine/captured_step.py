@@ -69,11 +69,7 @@ class StepGraphs(RecordedSteps):
         return chosen
 
     def compute(self, step: CausalStep) -> Computed:
-        """Replay a step.
-
-        Args:
-            step: context of the step, whose positions and columns are not read.
-        """
+        """Replay a step, of whose context the positions and columns are not read."""
         run, width = self.run, step.valid.shape[1]
         given = [step.rows, step.round, step.start, step.left, run.last, run.committed_tokens()]
         if self._memory != self._memory_now():

@@ -77,40 +77,22 @@ class Drafter(RowOwner):
         return None
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
-        """Draft tokens of the step's first columns.
-
-        Args:
-            step: context of the step.
-            tokens: committed tokens of the rows, [b, T(, C)].
-        """
+        """Draft tokens of the step's first columns, behind the committed ``tokens`` [b, T(, C)]."""
         raise NotImplementedError
 
     def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
-        """Accept drafts and say which token follows them.
-
-        Args:
-            step: context of the step.
-            draft: what ``propose`` returned.
-            output: distributions of the step's W columns.
-        """
+        """Accept drafts, as ``propose`` returned them, and say which token follows them, by the
+        distributions of the step's W columns."""
         raise NotImplementedError
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
-        """Learn the outcome of the step from what the host knows.
-
-        Args:
-            step: context of the step.
-            num_accepted: accepted drafts, int64 [b].
-            num_drafted: drafts that there were, int64 [b].
-        """
+        """Learn the outcome of the step from what the host knows: accepted drafts, and drafts that
+        there were, int64 [b]."""
 
 
 def check_needs(drafter: Drafter, target: CausalTarget) -> None:
-    """Ask the target for what a method needs beyond log-probabilities.
-
-    Raises:
-        GenError: the target's model cannot give it, or nobody can.
-    """
+    """Ask the target for what a method needs beyond log-probabilities. Raises ``GenError``: the
+    target's model cannot give it, or nobody can."""
     name = type(drafter).__name__
     for need in sorted(drafter.needs):
         if need == RAW_LOGPROBS:
@@ -366,13 +348,9 @@ class CausalRun(SteppableRun):
         outcome.num_committed, outcome.num_drafted = committed, drafted.sum(1)
 
     def refuse_failed(self, outcome: Outcome) -> None:
-        """Refuse a token whose position has no distribution.
-
-        Positions behind a rejected draft may have none: nothing is drawn from them.
-
-        Raises:
-            GenError: the logits make no distribution where a token is committed or drafted.
-        """
+        """Refuse a token that is committed or drafted where the logits make no distribution.
+        Positions behind a rejected draft may have none: nothing is drawn from them. Raises
+        ``GenError``."""
         if np.count_nonzero(outcome.failed):
             failed = outcome.failed & (self.column < outcome.num_committed[:, None])
             self._refuse(self.target, failed)
@@ -384,11 +362,8 @@ class CausalRun(SteppableRun):
         refuse_failed(target, self.slots.items, position)
 
     def commit(self, verdict: Verdict, outcome: Outcome) -> None:
-        """Write the new tokens of the verdict, and remember the last one of each row.
-
-        Raises:
-            GenError: a token stands at a position without a distribution, or is not allowed there.
-        """
+        """Write the new tokens of the verdict, and remember the last one of each row. Raises
+        ``GenError``: one stands at a position without a distribution, or is not allowed there."""
         self.refuse_failed(outcome)
         target, here, width = self.target, self.here, self.shape[1]
         chosen = verdict.tokens
@@ -422,12 +397,8 @@ class CausalRun(SteppableRun):
         return torch.where(waiting, self.last, last)
 
     def record(self, made: Computed, outcome: Outcome) -> None:
-        """Note the counts of a step; its log-probabilities and its trace if they are recorded.
-
-        Args:
-            made: what the step computed.
-            outcome: outcome of the step, cut off at the end of the row.
-        """
+        """Note the counts of a step, whose outcome is cut off at the end of the row; its
+        log-probabilities and its trace if they are recorded."""
         step, verdict, output = made.step, made.verdict, made.output
         items, recorder, columns = self.slots.items, self.recorder, outcome.num_columns
         padding = (self.shape[1] - columns) * self.target.branches
@@ -509,15 +480,9 @@ class CausalSampler(Sampler):
 
     @abstractmethod
     def make_drafter(self, target: Any, draft: Any) -> Drafter:
-        """Make the drafter of one call.
-
-        Args:
-            target: causal target of the items, of tokens or of latents.
-            draft: target of the draft model, or of each where there are several; None without one.
-
-        Raises:
-            GenError: the target or the draft does not fit the parameters.
-        """
+        """Make the drafter of one call. ``draft``: target of the draft model, or of each where
+        there are several; None without one. Raises ``GenError``: the target or the draft does not
+        fit the parameters."""
 
     def __call__(
         self,

@@ -109,15 +109,8 @@ class Draft:
         return self.logq.gather(-1, self.tokens[..., None])[..., 0]
 
     def drawn_from(self, columns: slice | Tensor, like: Tensor) -> Tensor:
-        """Return the distributions that some drafts were drawn from.
-
-        Args:
-            columns: n columns of all rows, or one of each row, long [b].
-            like: tensor of the result's type and shape.
-
-        Returns:
-            Log-probabilities [b, n, V].
-        """
+        """Return the distributions that n drafts, columns of all rows, or one of each row, long
+        [b], were drawn from: log-probabilities [b, n, V] of the type and shape of ``like``."""
         if self.logq is None:
             return point(like, columns_of(self.tokens, columns))
         return columns_of(self.logq, columns).to(like.dtype)
@@ -154,14 +147,8 @@ class Draft:
         return merged
 
     def path(self, last: Tensor) -> Tensor:
-        """List the columns from the root to a draft of each row.
-
-        Args:
-            last: column of the draft, -1 for the root, long [b].
-
-        Returns:
-            Columns, long [b, L]; 0 behind the draft.
-        """
+        """List the columns from the root to a draft of each row, long [b], -1 for the root:
+        columns, long [b, L]; 0 behind the draft."""
         length = self.tokens.shape[1]
         path = torch.zeros(len(last), length + 1, dtype=torch.long, device=last.device)
         for _ in range(length):
@@ -238,32 +225,17 @@ def without(logq: Tensor, ids: Tensor) -> Tensor:
 
 
 def node_positions(step: StepContext, depth: Tensor, columns: Tensor | int) -> Tensor:
-    """Number the noise of drafts: one number per position and column.
-
-    Args:
-        step: context of the step.
-        depth: depth of the drafts, long [b, n].
-        columns: their columns, long [b, n]; or the column of the first of them.
-
-    Returns:
-        Keys of the noise, long [b, n].
-    """
+    """Number the noise of drafts of a depth, long [b, n], in columns, long [b, n], or from a column
+    on: one number per position and column, long [b, n]."""
     if isinstance(columns, int):
         columns = torch.arange(columns, columns + depth.shape[1], device=depth.device)
     return step.start[:, None] + depth - 1 + (columns + 1) * NODE
 
 
 def tree_positions(start: Tensor, parents: Tensor) -> Tensor:
-    """Number the grid positions of a tree's columns by their depth.
-
-    Args:
-        start: committed tokens of each row, long [B].
-        parents: draft that each draft follows, long [B, L], -1 for the root; a parent stands
-            before its children.
-
-    Returns:
-        Positions whose distributions follow the root and each draft, long [B, L + 1].
-    """
+    """Number the grid positions whose distributions follow the root and each draft, long [B, L +
+    1], by the drafts' depth. ``start``: committed tokens of each row, long [B]; ``parents``: draft
+    that each one follows, long [B, L], -1 for the root; a parent stands before its children."""
     depth = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=start.device)
     for column in range(parents.shape[1]):
         depth[:, column + 1] = depth.gather(1, parents[:, column, None] + 1)[:, 0] + 1

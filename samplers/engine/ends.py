@@ -26,17 +26,9 @@ class RowEnds:
     def tokens_to_end(
         self, items: np.ndarray, start: np.ndarray, tokens: np.ndarray, committed: np.ndarray
     ) -> np.ndarray:
-        """Count the new tokens up to the one after which their row is over.
-
-        Args:
-            items: item of each row, int64 [b].
-            start: tokens of each row before, int64 [b].
-            tokens: new tokens, int64 [b, W].
-            committed: number of new tokens of each row, int64 [b].
-
-        Returns:
-            Int64 [b]; 0 where the row goes on.
-        """
+        """Count the new tokens [b, W] up to the one after which their row is over, int64 [b]; 0
+        where the row goes on. Each row has an item, ``start`` tokens before and ``committed`` new
+        ones, int64 [b] each."""
         column = np.arange(tokens.shape[1])
         several = len(self.token_ids) > 1  # comparing to one takes less time
         found = np.isin(tokens, self.token_ids) if several else tokens == self.token_ids[0]

@@ -18,12 +18,9 @@ from gen.core.sampling_params import has_no_distribution
 
 
 def failed_draws(drawn: Tensor, given: Tensor) -> Tensor:
-    """Find the positions where a token was drawn from no distribution: bool [b, L].
-
-    Args:
-        drawn: token ids [b, L], or latents [b, L, C].
-        given: log-probabilities [b, L, V] that ids were drawn from; not read for latents.
-    """
+    """Find the positions where a token, an id [b, L] or a latent [b, L, C], was drawn from no
+    distribution: bool [b, L]. ``given``: log-probabilities [b, L, V] of ids; not read for
+    latents."""
     return has_no_distribution(given) if drawn.ndim == 2 else ~drawn.isfinite().all(-1)
 
 
@@ -34,16 +31,8 @@ def first_failed(failed: Tensor) -> Tensor:
 
 
 def refuse_failed(target: Any, items: np.ndarray, position: np.ndarray) -> None:
-    """Refuse positions without a distribution.
-
-    Args:
-        target: target whose model was asked.
-        items: item of each row, int64 [b].
-        position: its first position without a distribution, int64 [b]; -1 where there is none.
-
-    Raises:
-        GenError: there is one; the message names model, item and position.
-    """
+    """Refuse positions without a distribution: the first of each row with an item, int64 [b] each;
+    -1 where there is none. Raises ``GenError`` with the names of model, item and position."""
     if (position < 0).all():
         return
     row = int((position >= 0).argmax())

@@ -105,14 +105,8 @@ class Search(ABC):
 
     @abstractmethod
     def extend(self, rows: list[Scores]) -> list[Extension]:
-        """Say how the item goes on.
-
-        Args:
-            rows: distributions of the item's rows.
-
-        Returns:
-            Rows of the next step; none where the search is over.
-        """
+        """Say how the item goes on behind the distributions of its rows: the rows of the next step;
+        none where the search is over."""
 
     @abstractmethod
     def possible(self) -> list[Text]:
@@ -233,11 +227,8 @@ class SearchRun:
         return found
 
     def extend(self, scores: list[Scores], output: StepOutput) -> np.ndarray:
-        """Let every item go on, and note the counts of the step.
-
-        Returns:
-            Rows after it whose item is over, bool [b]; an item that is over keeps one row.
-        """
+        """Let every item go on, and note the counts of the step. Returns the rows after it whose
+        item is over, bool [b]; an item that is over keeps one row."""
         items = self.slots.items
         first = np.flatnonzero(np.diff(items, prepend=-1))
         self._count(first, output)
@@ -336,13 +327,9 @@ class SearchRun:
 
 
 def first_largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the ``count`` largest numbers of each row of x [b, V], the largest first.
-
-    Equal ones come in the order of their index, which ``topk`` does not promise.
-
-    Returns:
-        Their indices, long [b, count], and they themselves.
-    """
+    """Find the ``count`` largest numbers of each row of x [b, V], the largest first: their indices,
+    long [b, count], and they themselves. Equal ones come in the order of their index, which
+    ``topk`` does not promise."""
     least = x.topk(count, -1).values[:, -1:]
     above, equal = x > least, x == least
     room = count - above.sum(-1, keepdim=True)

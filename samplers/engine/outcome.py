@@ -60,11 +60,8 @@ class Columns:
         return torch.cat([x.long() for x in vars(self).values() if x is not None], 1)
 
     def to_host(self, joined: Tensor | None = None) -> dict[str, np.ndarray | None]:
-        """Copy them to the host: the only time that a step waits for the device.
-
-        Args:
-            joined: what ``joined`` returned; None to join them.
-        """
+        """Copy them to the host: the only time that a step waits for the device. ``joined``: what
+        the method of that name returned; None to join them."""
         known = {name: x for name, x in vars(self).items() if x is not None}
         if self.counts.is_cpu and joined is None:
             found = {name: x.numpy() for name, x in known.items()}

@@ -37,12 +37,8 @@ class SlotChange:
         self.source, self.fresh = source, fresh
 
     def follow(self, x: Any, start: Any = None) -> Any:
-        """Apply the change to the state of the rows before.
-
-        Args:
-            x: tensor or array [b, ...].
-            start: what a row begins with, a number or [n, ...]; None leaves what was there.
-        """
+        """Apply the change to the state [b, ...] of the rows before. ``start``: what a row begins
+        with, a number or [n, ...]; None leaves what was there."""
         if self.source is not None:
             x = x[to_device(self.source, x.device) if isinstance(x, Tensor) else self.source]
         return x if self.fresh is None or start is None else _begun(x, self.fresh, start)
@@ -87,15 +83,8 @@ class RowStore(UserDict[str, Any]):
         self.fresh.pop(name, None)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Read an entry.
-
-        Args:
-            name: key of the entry.
-            default: what a row begins with, a number or [b, ...]; an entry that was never set.
-
-        Raises:
-            KeyError: rows began anew, and nobody says with what.
-        """
+        """Read an entry. ``default``: what a row begins with, a number or [b, ...]; an entry that
+        was never set. Raises ``KeyError``: rows began anew, and nobody says with what."""
         value = self.data.get(name, default)
         if name in self.fresh and value is not None:
             if default is None:
@@ -199,10 +188,7 @@ class BatchSlots:
 
     def retire(self, done: np.ndarray) -> SlotChange | None:
         """Free the rows ``done`` (bool [b]): the first ones take waiting items, the others leave.
-
-        Returns:
-            The change, or None where no row is done.
-        """
+        Returns the change; None where no row is done."""
         free = done.nonzero()[0]
         if not len(free):
             return None
@@ -220,11 +206,8 @@ class BatchSlots:
         return self._change(SlotChange(source, fresh), items)
 
     def grow(self, size: int) -> SlotChange | None:
-        """Give waiting items rows of their own, until the batch has ``size`` rows.
-
-        Returns:
-            The change; None where nothing waits or the batch is large enough.
-        """
+        """Give waiting items rows of their own, until the batch has ``size`` rows. Returns the
+        change; None where nothing waits or the batch is large enough."""
         count, before = min(size - len(self), len(self.waiting)), len(self)
         if count <= 0:
             return None
@@ -235,13 +218,10 @@ class BatchSlots:
         return self._change(SlotChange(source, np.arange(len(source)) >= before), items)
 
     def continue_as(self, rows: np.ndarray, items: np.ndarray) -> SlotChange:
-        """Make the batch of these rows, cache and state included.
-
-        Args:
-            rows: numbers of the present rows, int64 [n], n may be 0. A number that comes again is
-                a copy. A row whose number does not come is dropped; no waiting item replaces it.
-            items: item that each row goes on as, int64 [n]. It has the prompt of the row's item.
-        """
+        """Make the batch of these present rows, int64 [n], n may be 0, cache and state included. A
+        number that comes again is a copy; a row whose number does not come is dropped, and no
+        waiting item replaces it. Each goes on as an item, int64 [n], that has the prompt of the
+        row's item."""
         change = self._change(SlotChange(rows), items)
         for target in self.targets if len(items) else ():
             target.rename(items)

@@ -83,14 +83,9 @@ class StatsRecorder:
         num_tokens: Sequence[int] | None = None,
         draft_nfe: Sequence[int] | None = None,
     ) -> SampleOutput:
-        """Count all steps.
-
-        Args:
-            tokens: [N, T(, C)] of all items.
-            seconds: wall time of the batch.
-            num_tokens: tokens of each item, N of them; None means the sum of ``committed``.
-            draft_nfe: forward passes of the draft model, N of them.
-        """
+        """Count all steps of the items with ``tokens`` [N, T(, C)], which took ``seconds`` of wall
+        time together. ``num_tokens``: tokens of each item; None for the sum of ``committed``.
+        ``draft_nfe``: forward passes of the draft model, of each item."""
         device = tokens.device
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         columns = _columns(self.notes)

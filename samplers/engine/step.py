@@ -52,15 +52,9 @@ class Computed:
 def compute(
     step: CausalStep, drafter: Any, target: CausalTarget, tokens: Tensor, last: Tensor
 ) -> Computed:
-    """Draft, run one forward pass and verify.
-
-    Args:
-        step: context of the step, whose columns are those of a chain.
-        drafter: the method (``gen.samplers.engine.causal_loop.Drafter``).
-        target: the model.
-        tokens: committed tokens of the rows, [b, T(, C)].
-        last: last committed token of each row, [b, 1(, C)].
-    """
+    """Draft, run one forward pass and verify: a step, with the columns of a chain, of a
+    ``gen.samplers.engine.causal_loop.Drafter``. ``tokens``: committed ones of the rows, [b, T(,
+    C)], ``last`` the last one of each, [b, 1(, C)]."""
     draft = drafter.propose(step, tokens)
     step = branched(step, draft)
     own = {}

@@ -60,14 +60,8 @@ class StepContext:
         )
 
     def normal(self, purpose: str, size: int, columns: int, shared: bool = False) -> Tensor:
-        """Draw standard normal noise, float64 [b, columns, size], of the first columns.
-
-        Args:
-            purpose: name of the decision.
-            size: numbers per column.
-            columns: number of columns.
-            shared: use the noise of the position, the same in every round.
-        """
+        """Draw standard normal noise, float64 [b, columns, size], of the first columns, as in
+        ``categorical``."""
         return self.rng.normal(
             self.rows, self.positions[:, :columns], purpose, None if shared else self.round, size
         )

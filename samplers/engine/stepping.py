@@ -82,12 +82,8 @@ class SteppableRun(ABC):
 
     @abstractmethod
     def follow(self, ancestors: np.ndarray, live: SlotChange) -> None:
-        """Give particles the state of others, where it is kept by item and not by row.
-
-        Args:
-            ancestors: particle whose state each one goes on from, int64 [N].
-            live: change of the rows, which are the unfinished particles after it.
-        """
+        """Give particles the state of their ancestors, int64 [N], where it is kept by item and not
+        by row. ``live``: change of the rows, which are the unfinished particles after it."""
 
     def grow(self, size: int) -> None:
         """Give items that wait (``BatchSlots.waiting``) rows, until there are ``size`` of them."""
@@ -96,18 +92,9 @@ class SteppableRun(ABC):
             self.extend(change)
 
     def put(self, items: np.ndarray, canvas: Tensor) -> np.ndarray:
-        """Give items that have no row a canvas to start from.
-
-        Args:
-            items: the items, int64 [n].
-            canvas: tokens or latents [n, T(, C)], masked where one is wanted.
-
-        Returns:
-            Items with anything to generate, bool [n].
-
-        Raises:
-            GenError: the run decodes from left to right, or a token is not allowed.
-        """
+        """Give items [n] that have no row a canvas to start from: tokens or latents [n, T(, C)],
+        masked where one is wanted. Returns the items with anything to generate, bool [n]. Raises
+        ``GenError``: the run decodes from left to right, or a token is not allowed."""
         raise GenError(f"{type(self).__name__} decodes from left to right and takes no canvas")
 
     @abstractmethod
@@ -126,12 +113,8 @@ class SteppableRun(ABC):
 
     @abstractmethod
     def output_of(self, item: int, seconds: float) -> SampleOutput:
-        """Return tokens, statistics and trace of one item, which has no row any more.
-
-        Args:
-            item: the item.
-            seconds: wall time that it took.
-        """
+        """Return tokens, statistics and trace of one item, which has no row any more and took
+        ``seconds`` of wall time."""
 
     @abstractmethod
     def output(self) -> SampleOutput:
@@ -141,13 +124,9 @@ class SteppableRun(ABC):
         """
 
     def take(self, ancestors: np.ndarray, rng: RNG) -> None:
-        """Let every particle go on from the state of another one.
-
-        Args:
-            ancestors: particle whose state each one goes on from, int64 [N].
-            rng: random numbers from now on, a key per particle; that of a particle that goes on
-                from another one is new, since it may come to the same rounds again.
-        """
+        """Let every particle go on from the state of an ancestor, int64 [N]. ``rng``: random
+        numbers from now on, a key per particle; that of a particle that goes on from another one is
+        new, since it may come to the same rounds again."""
         row_of = np.full(len(ancestors), -1)
         row_of[self.slots.items] = np.arange(len(self.slots))
         rows = row_of[ancestors]

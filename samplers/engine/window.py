@@ -327,13 +327,8 @@ def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
 
 
 def auto_width(sampler: Any, target: Any, most: int | None = None) -> AutoWidth:
-    """Make the width that a sampler finds while it decodes.
-
-    Args:
-        sampler: the sampler, which is timed.
-        target: the model; what is seen is kept in its ``learned``.
-        most: most positions of a step; None for those of the target.
-    """
+    """Make the width that a timed sampler finds while it decodes; what is seen is kept in the
+    target's ``learned``. ``most``: most positions of a step; None for those of the target."""
     fresh = Widths.on(target.device, target.branches)
     known = target.learned.setdefault((sampler, target.sampling), fresh)
     return AutoWidth(known, target.rows, target.length if most is None else most)

@@ -77,14 +77,8 @@ def draft_logp(draft: Draft, logp: Tensor) -> Tensor:
 
 
 def recovered(step: StepContext, column: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
-    """Draw the recovered tokens [b, 1] of rejected drafts.
-
-    Args:
-        step: context of the step.
-        column: column of the pass at which they stand, long [b].
-        rejected: rows that have one, bool [b]; the others draw for nothing.
-        logprobs: log of the residual [b, V].
-    """
+    """Draw the recovered tokens [b, 1] from residuals [b, V], which stand at a column of the pass,
+    long [b], of the rows that are ``rejected``, bool [b]; the others draw for nothing."""
     return step.categorical(logprobs[:, None], "residual", rejected[:, None], column)
 
 
@@ -124,16 +118,9 @@ class Verifier:
         return self
 
     def attach(self, target: CausalTarget, weights: str | None = None) -> Verifier:
-        """Make the verifier for a model.
-
-        Args:
-            target: the model with its tokens.
-            weights: folder or name of trained weights, where it reads some; None means those that
-                are embedded for the model.
-
-        Raises:
-            GenError: the model or its tokens lack what it needs, or the weights are not its.
-        """
+        """Make the verifier for a model. ``weights``: folder or name of trained weights, where it
+        reads some; None for those that are embedded for the model. Raises ``GenError``: the model
+        or its tokens lack what it needs, or the weights are not its."""
         return self.on(target.space, target.device)
 
     def decide(self, step: StepContext, draft: Draft, logp: Tensor) -> Decision:

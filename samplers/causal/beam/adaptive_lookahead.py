@@ -94,12 +94,9 @@ class Lookahead(Search):
             trial.row = trial.row._replace(row=n)
 
     def _follow(self, path: list[Scores], row: int) -> list[Extension]:
-        """Take argmax tokens as long as they are certain, then try candidates out.
-
-        Args:
-            path: distributions of the next positions, each behind the argmax tokens before it.
-            row: row of the item that holds these tokens.
-        """
+        """Take argmax tokens of ``path`` as long as they are certain, then try candidates out. The
+        path has the distributions of the next positions, each behind the argmax tokens before it,
+        which are in this row of the item."""
         for scores in path:
             position = len(self.text)
             is_last = position + 1 >= self.item.length

@@ -78,17 +78,9 @@ def joined(prompt: Tensor, length: Tensor, tokens: Tensor) -> Tensor:
 
 
 def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int) -> Tensor:
-    """Measure which repetition each candidate would make.
-
-    Args:
-        texts: long [b, S]; the first ``lengths`` tokens of each count.
-        lengths: long [b].
-        ids: candidates, long [b, K].
-        longest: repetitions are counted up to this length.
-
-    Returns:
-        Tokens of the longest end of (text, candidate) that stands in the text, long [b, K].
-    """
+    """Measure which repetition each candidate would make: the tokens of the longest end of (text,
+    candidate) that stands in the text, up to ``longest``, long [b, K]. Of texts [b, S] the first
+    ``lengths`` [b] tokens count; ``ids``: the candidates, long [b, K]."""
     column = torch.arange(texts.shape[1], device=texts.device)
     matches = torch.zeros_like(texts)  # tokens before a position that equal the end of the text
     still = (column < lengths[:, None]).long()

@@ -88,15 +88,7 @@ def log_sum(values: list[float]) -> float:
 
 
 def ngram_probabilities(text: list[int], ids: list[int]) -> list[float]:
-    """Predict tokens from what followed the text's last tokens before.
-
-    Args:
-        text: tokens.
-        ids: tokens that may follow.
-
-    Returns:
-        g of each of them.
-    """
+    """Predict tokens ``ids`` from what followed the last tokens of a text before: g of each."""
     found = [0.0] * len(ids)
     for length, weight in enumerate(NGRAM_WEIGHTS, 1):
         context = text[-length:]

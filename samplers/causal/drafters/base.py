@@ -85,42 +85,25 @@ class DraftSource(RowOwner):
 
     @classmethod
     def of(cls, sampler: Any, target: Any, draft: Any) -> DraftSource:
-        """Makes the source of a call.
-
-        Args:
-            sampler: the sampler, with its parameters.
-            target: the model.
-            draft: target of the draft model, where one is needed.
-        """
+        """Makes the source of a call of a sampler, with its parameters. ``draft``: target of the
+        draft model, where one is needed."""
         raise GenError(f"{cls.__name__} drafts chains alone; expected sampler.shape chain")
 
     @classmethod
     def make(cls, sampler: Any, target: Any, draft: Any, verifier: Verifier) -> Drafter:
-        """Makes the drafter of chains of a call; arguments as in ``of``.
-
-        Args:
-            verifier: decides which drafts are accepted.
-        """
+        """Makes the drafter of chains of a call, whose drafts the verifier judges; arguments as in
+        ``of``."""
         raise NotImplementedError
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
         """Return the log-probabilities [b, M, V] that each of M draft models has for the token
-        after the last committed one; M is 1 but for the drafter ``several``.
-
-        Args:
-            step: context of the step.
-            tokens: committed tokens of the rows, long [b, T].
-        """
+        after the last committed one of ``tokens``, long [b, T]; M is 1 but for the drafter
+        ``several``."""
         raise NotImplementedError
 
     def extend(self, step: CausalStep, tree: Draft, first: int) -> Tensor:
-        """Return the log-probabilities [b, L - first, V] after the last columns of a tree.
-
-        Args:
-            step: context of the step.
-            tree: drafts so far.
-            first: first column that is asked about.
-        """
+        """Return the log-probabilities [b, L - first, V] after the columns of a tree from ``first``
+        on."""
         raise NotImplementedError
 
     def chain(self, step: CausalStep, tokens: Tensor) -> Draft | None:
@@ -129,23 +112,12 @@ class DraftSource(RowOwner):
         return None
 
     def count_passes(self, step: CausalStep, passes: Tensor) -> None:
-        """Add the forward passes that the drafts of a step took, where ``nfe`` has them.
-
-        Args:
-            step: context of the step.
-            passes: times that each row asked ``begin`` and ``extend``, long [b].
-        """
+        """Add the forward passes that the drafts of a step took, where ``nfe`` has them: the times
+        that each row asked ``begin`` and ``extend``, long [b]."""
 
     def observe(
         self, step: CausalStep, draft: Draft | None, output: StepOutput, verdict: Verdict
     ) -> None:
-        """Learn from a step.
-
-        Args:
-            step: context of the step.
-            draft: drafts of the step; None where no row had room for one and nothing was asked.
-            output: outcome of the target's forward pass over the last committed token and the
-                drafts.
-            verdict: accepted drafts, and the token after them; what follows an eos token is not
-                committed.
-        """
+        """Learn from a step: its drafts, None where no row had room for one and nothing was asked;
+        the outcome of the target's pass over the last committed token and the drafts; and the
+        verdict. What follows an eos token is not committed."""

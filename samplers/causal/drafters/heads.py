@@ -222,13 +222,8 @@ class HeadNodes(StateNodes):
 
     @torch.no_grad()
     def _logq(self, step: CausalStep, depth: int, paths: Tensor) -> Tensor:
-        """Return the log-probabilities [b, n, V] of one depth behind nodes.
-
-        Args:
-            step: context of the step.
-            depth: the head.
-            paths: tokens on the way to each node, long [b, n, m], m > depth.
-        """
+        """Return the log-probabilities [b, n, V] of the head of one depth behind nodes; ``paths``:
+        tokens on the way to each, long [b, n, m], m > depth."""
         state = self.state[:, None].expand(*paths.shape[:2], -1)
         logits = self.heads(depth, state, self.embedding(paths))[..., : len(self.head)]
         return self.logprobs(logits, step.start[:, None] + depth)
@@ -367,15 +362,9 @@ class EntryNodes(StateNodes):
     def _over_slots(
         self, feature: Tensor, rows: Tensor, slots: Tensor, kept: Tensor, width: int
     ) -> Tensor:
-        """Run the layer's block over features of slots that follow the known ones.
-
-        Args:
-            feature: [n, L, W].
-            rows: rows of the batch, long [n, 1].
-            slots: long [n, L].
-            kept: where their keys and values are written, long [n, L].
-            width: slots that any of them may see.
-        """
+        """Run the layer's block over features [n, L, W] of slots, long [n, L], that follow the
+        known ones of rows, long [n, 1]. Their keys and values are written to ``kept``, long [n, L];
+        the first ``width`` slots may be seen."""
         block = self.layer.block
         if block is None:
             return feature
@@ -409,14 +398,9 @@ class EntryNodes(StateNodes):
         return self.layer.entries(feature, embedding.unflatten(1, (-1, count)).flatten(2), slots)
 
     def _output(self, query: Tensor, feature: Tensor, seen: Tensor, depth: Tensor) -> Tensor:
-        """Return the outputs [b, n, W] of entries.
-
-        Args:
-            query: [b, n, H, d].
-            feature: [b, n, W].
-            seen: drafts that each of them attends to, bool [b, n, L].
-            depth: drafts before the one that each output is about, long [b, n].
-        """
+        """Return the outputs [b, n, W] of entries with queries [b, n, H, d] and features [b, n, W].
+        ``seen``: drafts that each attends to, bool [b, n, L]; ``depth``: drafts before the one that
+        its output is about, long [b, n]."""
         slot = torch.arange(self.width, device=query.device)
         before = (slot <= self.root)[:, None].expand(-1, query.shape[1], -1)
         keys, values = torch.cat([self.cache[:, : self.width], self.node_cache], 1).unbind(2)

@@ -75,15 +75,8 @@ class Hidden(DepthNodes, StateNodes):
         return torch.arange(self.depth, device=like.device)
 
     def _transferred(self, first: Tensor, slots: Tensor) -> Tensor:
-        """Run the upper layers over pseudo-states of all rows.
-
-        Args:
-            first: slots of the states, long [b, 1].
-            slots: slots of the pseudo-states, long [b, k].
-
-        Returns:
-            States behind the last layer, [b, k, D].
-        """
+        """Run the upper layers over pseudo-states of all rows, in ``slots`` long [b, k], behind the
+        states in the slots ``first``, long [b, 1]: states behind the last layer, [b, k, D]."""
         upper = range(self.layer, self.model.num_layers)
         before = {layer: self.of_target(layer, len(slots)) for layer in upper}
         states = self.maps(self.state).to(self.model.output_weight.dtype)

@@ -86,15 +86,9 @@ class LongSpec(StateNodes):
     def _logq(
         self, x: Tensor, rotations: KeysValues, slots: Tensor, path: Tensor, positions: Tensor
     ) -> Tensor:
-        """Return the log-probabilities [b, n, V] behind tokens.
-
-        Args:
-            x: embeddings [b, n, D].
-            rotations: those of their slots.
-            slots: long [b, n].
-            path: drafts that each of them attends to, bool [b, n, L].
-            positions: grid positions that the distributions are about, long [b, n].
-        """
+        """Return the log-probabilities [b, n, V] of grid positions, long [b, n], behind tokens with
+        embeddings ``x`` [b, n, D] and the rotations of their slots, long [b, n]. ``path``: drafts
+        that each of them attends to, bool [b, n, L]."""
         near = (self.slots[:, None] > slots[..., None] - self.window) & (self.slots[:, None] >= 0)
         near[..., self.window :] &= path
         far = self.sees_far.expand(-1, x.shape[1], -1)

@@ -77,18 +77,9 @@ class DraftModel(RowOwner):
     def unseen(
         self, step: CausalStep, tokens: Tensor, last: np.ndarray | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Find the tokens that the draft model has not seen.
-
-        Args:
-            step: context of the step.
-            tokens: tokens of the rows, [b, T(, C)].
-            last: last position of each row that it is asked for, int64 [b]; None for the first one
-                that is not committed.
-
-        Returns:
-            The tokens [b, n(, C)], and the positions after them, long [b, n]; rows with fewer
-            repeat their first.
-        """
+        """Find the tokens [b, n(, C)] that the draft model has not seen, and the positions after
+        them, long [b, n]; rows with fewer repeat their first. ``last``: last position of each row
+        that it is asked for, int64 [b]; None for the first one that is not committed."""
         last = step.starts if last is None else last
         # a row that waited is asked for its start again
         known = np.minimum(self.known, step.starts - 1)
@@ -159,24 +150,14 @@ class ModelDrafter(DraftModel, Drafter):
         return Draft(ids, exists, logq, failed=exists & failed_draws(ids, logq))
 
     def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
-        """Draw the drafts [b(, C)] of one column; columns come in order.
-
-        Args:
-            step: context of the step.
-            column: the column.
-            logprobs: distribution of the draft model there, log-probabilities [b, V]; of latents
-                conditioning vectors [b, H, D].
-            active: rows that draft, bool [b]; the others may get anything.
-        """
+        """Draw the drafts [b(, C)] of one column; columns come in order. ``logprobs``: the draft
+        model's there, [b, V]; of latents conditioning vectors [b, H, D]. Rows that are not
+        ``active`` (bool [b]) may get anything."""
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
-        """Ask the length policy which rows draft no more, bool [b]; None where nothing stops them.
-
-        Args:
-            drawn: newest drafts [b(, C)].
-            logprobs: what they were drawn from.
-        """
+        """Ask the length policy which rows draft no more after the newest drafts [b(, C)], bool
+        [b]; None where nothing stops them."""
         if not self.policy.stops_early:
             return None
         has_mass = drawn.ndim == 1  # latents have no probability
@@ -211,15 +192,8 @@ def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 
 def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
-    """Return the target of the draft model.
-
-    Args:
-        target: the model.
-        draft: target of the draft model for the same items.
-
-    Raises:
-        GenError: the draft model is missing, or speaks of other ids.
-    """
+    """Return the target of the draft model. Raises ``GenError``: it is missing, or speaks of other
+    ids than the target."""
     if draft is None:
         raise GenError(
             "this sampler drafts with a second model and got none; name one in sampler.draft_model"
@@ -237,16 +211,9 @@ def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
 
 
 def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParams:
-    """Return the sampling parameters of a draft model, with the guidance that it was trained to
-    draft with.
-
-    Args:
-        target: the model.
-        draft: target of the draft model for the same items, under the target's distribution.
-
-    Raises:
-        GenError: it was trained for another target or other sampling parameters.
-    """
+    """Return the sampling parameters of a draft model, whose target is under the target's
+    distribution, with the guidance that it was trained to draft with. Raises ``GenError``: it was
+    trained for another target or other sampling parameters."""
     facts = facts_of_model(target, draft)
     guidance = None if facts is None else facts.net.get("guidance_scale")
     if guidance is None:
@@ -339,16 +306,8 @@ class DraftsWithModel(CausalSampler):
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
-        from.
-
-        Args:
-            target: the model.
-            draft: target of the draft model for the same items, under the target's distribution.
-
-        Raises:
-            GenError: the draft model is missing, speaks of other ids, or was trained for another
-                target or other sampling parameters.
-        """
+        from; it comes under the target's distribution. Raises ``GenError``: it is missing, speaks
+        of other ids, or was trained for another target or other sampling parameters."""
         draft = require_same_tokens(target, draft)
         chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         sampling = dataclasses.replace(

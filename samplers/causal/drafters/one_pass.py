@@ -79,13 +79,9 @@ class GroupNodes(DepthNodes):
         return self.logq[:, :1]
 
     def read_group(self, logprobs: Tensor, first: Tensor) -> None:
-        """Read the distributions of one group.
-
-        Args:
-            logprobs: those of a forward pass, [b, W, V].
-            first: column of the mask of the first draft, long [b]; columns beyond the last are
-                those of positions that no draft is for.
-        """
+        """Read the distributions of one group from those of a forward pass, [b, W, V]. ``first``:
+        column of the mask of the first draft, long [b]; columns beyond the last are of positions
+        that no draft is for."""
         column = first[:, None] + torch.arange(self.depth, device=first.device)
         self.logq = take(logprobs, column.clamp_max(logprobs.shape[1] - 1))
 

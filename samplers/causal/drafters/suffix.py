@@ -108,12 +108,8 @@ class Suffix(Table):
         self.path = torch.ones_like(self.most, dtype=self.dtype)[:, None]
 
     def _score(self, alive: Tensor, most: Tensor) -> Tensor:
-        """Sum the probabilities of the most probable path, token by token, [b, M].
-
-        Args:
-            alive: M sets of occurrences, bool [b, M, K].
-            most: how deep their paths may be, long [M].
-        """
+        """Sum the probabilities of the most probable path, token by token, [b, M], of M sets of
+        occurrences ``alive``, bool [b, M, K], whose paths may be ``most`` deep, long [M]."""
         path, score = torch.ones_like(alive[..., 0], dtype=self.dtype), 0.0
         for depth in range(self.most_depth):
             tokens = self.text.next(self.at + depth)[:, None]

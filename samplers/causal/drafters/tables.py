@@ -62,14 +62,9 @@ class Text:
         return torch.where((flat >= 0) & (flat <= most), ids, NONE).view(at.shape)
 
     def matches(self, tails: Tensor) -> Tensor:
-        """Count the tokens up to each column that are the last ones of some tails.
-
-        Args:
-            tails: tokens, the latest one last, long [b, n, N].
-
-        Returns:
-            Lengths between 0 and N, long [b, n, S]; 0 where no known token follows the column.
-        """
+        """Count the tokens up to each column that are the last ones of some tails, tokens long [b,
+        n, N], the latest one last: lengths between 0 and N, long [b, n, S]; 0 where no known token
+        follows the column."""
         size = self.ids.shape[1]
         follows = F.pad(self.ids[:, 1:], (0, 1), value=NONE) >= 0
         alive = follows[:, None].expand(-1, tails.shape[1], -1)
@@ -204,16 +199,9 @@ class Table(DraftSource):
         """Look up what the nodes of a step have in common."""
 
     def weigh(self, tails: Tensor, parents: Tensor, depth: Tensor) -> Tensor:
-        """Weigh the tokens after nodes.
-
-        Args:
-            tails: last tokens on the way to each node, the latest one last, long [b, n, N].
-            parents: columns of the nodes' parents, -2 for the root's, long [b, n].
-            depth: drafts on the way to each node, long [b, n].
-
-        Returns:
-            Weights of at least 0, [b, n, V].
-        """
+        """Weigh the tokens after nodes, [b, n, V], at least 0. ``tails``: last tokens on the way to
+        each node, the latest one last, long [b, n, N]; ``parents``: columns of their parents, -2
+        for the root's, long [b, n]; ``depth``: drafts on the way, long [b, n]."""
         raise NotImplementedError
 
     def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:

@@ -101,13 +101,8 @@ class Initialiser(RowOwner):
 
     @classmethod
     def make(cls, sampler: Any, target: CausalTarget, draft: CausalTarget | None) -> Initialiser:
-        """Make the initialiser of one call.
-
-        Args:
-            sampler: the sampler, with its parameters.
-            target: the model.
-            draft: target of the draft model, where one is needed.
-        """
+        """Make the initialiser of one call of a sampler. ``draft``: target of the draft model,
+        where one is needed."""
         return cls(target)
 
     def fill(self, entering: Entering) -> Draft:

@@ -96,13 +96,8 @@ class IteratedInitialiser(Initialiser):
         return (self.store, *self.guess.stores)
 
     def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
-        """Compute log q of the columns, [b, n, V].
-
-        Args:
-            entering: positions to draft.
-            canvas: committed tokens and drafts, [b, T + 1].
-            is_first: whether it is the first pass of the round.
-        """
+        """Compute log q of the columns, [b, n, V], from committed tokens and drafts, [b, T + 1];
+        ``is_first``: whether it is the first pass of the round."""
         raise NotImplementedError
 
     def count(self, step: CausalStep, passes: Tensor) -> None:

@@ -102,11 +102,8 @@ class LengthPolicy(RowOwner):
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     def attach(self, target: CausalTarget, draft: CausalTarget) -> None:
-        """Learn which models draft and verify, before the first step.
-
-        Raises:
-            GenError: the policy needs weights that are not these models'.
-        """
+        """Learn which models draft and verify, before the first step. Raises ``GenError``: the
+        policy needs weights that are not these models'."""
 
     def read(self, states: dict[str, Tensor]) -> None:
         """Read the draft model's hidden states [b, n, D] by layer, the last of which the newest
@@ -117,28 +114,17 @@ class LengthPolicy(RowOwner):
         """Begin a step: no row has a draft yet."""
 
     def stop(self, mass: Tensor, logprobs: Tensor) -> Tensor | None:
-        """Choose the rows that draft no more in this step; asked where ``stops_early``.
-
-        Args:
-            mass: probability of every row's newest draft, [b].
-            logprobs: log-probabilities that it was drawn from, [b, V].
-
-        Returns:
-            bool [b]; None where nothing is a reason to stop, which spares the host a wait.
-        """
+        """Choose the rows that draft no more in this step, bool [b], by the probability ``mass``
+        [b] of each newest draft and the log-probabilities [b, V] that it was drawn from; asked
+        where ``stops_early``. None: nothing is a reason to stop, which spares the host a wait."""
         return None
 
     def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """Learn the outcome of a step, each int64 [b]."""
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
-        """Learn how long a step took, for policies that look at clocks.
-
-        Args:
-            width: positions of the step.
-            starts: committed tokens of the rows before it, int64 [b].
-            tokens: tokens that they committed in it, int64 [b].
-        """
+        """Learn how long a step of ``width`` positions took, for policies that look at clocks: the
+        rows had ``starts`` tokens before it and committed ``tokens`` in it, int64 [b] each."""
 
 
 @register("length_policy", "constant")

@@ -97,28 +97,15 @@ class Shape(RowOwner):
         raise NotImplementedError
 
     def attach(self, sampler: Any, target: Any, draft: Any) -> None:
-        """Read what belongs to the models of a call.
-
-        Args:
-            sampler: the sampler, with its parameters.
-            target: the model with its items.
-            draft: target of the draft model; None without one.
-
-        Raises:
-            GenError: trained weights are of other models.
-        """
+        """Read what belongs to the models of a call of a sampler; ``draft``: target of the draft
+        model, None without one. Raises ``GenError``: trained weights are of other models."""
 
     def learn(
         self, step: CausalStep, num_accepted: Tensor, num_drafted: Tensor, logp: Tensor
     ) -> None:
-        """Learn the outcome of a round of drafts.
-
-        Args:
-            step: context of the step; rows without room wait, and learn nothing.
-            num_accepted: accepted drafts of each row, long [b].
-            num_drafted: drafts of each row, long [b].
-            logp: log-probabilities of the target behind the last accepted draft, [b, V].
-        """
+        """Learn the outcome of a round: accepted drafts and drafts of each row, long [b], and the
+        log-probabilities [b, V] of the target behind the last accepted one. Rows without room wait,
+        and learn nothing."""
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """Learn how long a step took; see ``LengthPolicy.over``."""

@@ -119,11 +119,8 @@ class TreeBuilder:
             self._ask()
 
     def expand_for(self, nodes: Tensor) -> None:
-        """Ask the source where rows need the distribution of a draft that nobody asked for.
-
-        Args:
-            nodes: the node that each row needs, long [b, 1]; -1 for the root.
-        """
+        """Ask the source where rows need the distribution of a draft that nobody asked for: the
+        node that each needs, long [b, 1]; -1 for the root."""
         if self.size:
             column = nodes.clamp_min(0)
             exists = _taken(self.tree.exists, column)[:, 0]
@@ -142,15 +139,9 @@ class TreeBuilder:
         self._failed = torch.cat([self._failed, has_no_distribution(logq)], 1)
 
     def withhold_top(self, parents: Tensor, count: int) -> Tensor:
-        """Take the most probable children out of the distributions at some nodes.
-
-        Args:
-            parents: columns of the nodes, -1 for the root, long [b, n].
-            count: children to take out.
-
-        Returns:
-            The children, long [b, n, count].
-        """
+        """Take the ``count`` most probable children out of the distributions at nodes, whose
+        columns are ``parents`` [b, n], -1 for the root. Returns the children, long [b, n,
+        count]."""
         top = self.next_logq(parents).topk(count, -1).indices
         everywhere = torch.ones_like(parents, dtype=torch.bool)
         for rank in range(count):
@@ -219,13 +210,8 @@ def _taken(x: Tensor, columns: Tensor) -> Tensor:
 
 def trimmed(draft: Draft, by_column: bool) -> Draft:
     """Leave out columns that hold no draft. On a device nobody knows them without a wait, and all
-    stay.
-
-    Args:
-        draft: the drafts.
-        by_column: whether a draft's noise has the number of its column, so that only columns behind
-            the last draft can go; else a row's drafts move to its first columns.
-    """
+    stay. ``by_column``: a draft's noise has the number of its column, so that only columns behind
+    the last draft can go; else a row's drafts move to its first columns."""
     exists = draft.exists
     if not exists.is_cpu or not may_be_any(~exists):
         return draft

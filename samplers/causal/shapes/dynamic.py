@@ -41,17 +41,9 @@ from gen.samplers.engine.host import may_be_any
 def add_child(
     builder: TreeBuilder, left: Tensor, which: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Add a child to one node of every row.
-
-    Args:
-        builder: the tree.
-        left: log of the values of n nodes, [b, n].
-        which: the node among them, long [b, 1].
-        parent: its column, long [b, 1].
-
-    Returns:
-        The logarithms with what is left at the node, and that of the child's value, [b, 1].
-    """
+    """Add a child to one node of every row, the one ``which`` [b, 1] of n nodes, with the
+    logarithms ``left`` [b, n] of their values, in the column ``parent`` [b, 1]. Returns the
+    logarithms with what is left at the node, and that of the child's value, [b, 1]."""
     before = left.gather(1, which)
     mass = builder.add(parent)
     exists = builder.tree.exists[:, -1:]

@@ -97,13 +97,8 @@ class Selected(Shape):
         self.use(net, self.actions, rate)
 
     def use(self, net: SelectorNet, actions: tuple[Action, ...], rate: float = 0.0) -> None:
-        """Choose among actions with a network of as many outputs.
-
-        Args:
-            net: the network.
-            actions: the actions.
-            rate: tokens that a round has to commit for the time of a pass of the target.
-        """
+        """Choose among actions with a network of as many outputs. ``rate``: tokens that a round has
+        to commit for the time of a pass of the target."""
         self.net, (self.weight, *_) = net, net.parameters()
         self.table = torch.tensor(actions, device=self.weight.device)  # [A, 3]
         self.price = rate * times_of(self.table, self.params.draft_cost)

@@ -313,16 +313,8 @@ class Optimal(Static):
 
 @lru_cache(maxsize=64)
 def plan(rates: tuple[float, ...], nodes: int, depth: int) -> Parents:
-    """Plan the best tree.
-
-    Args:
-        rates: acceptance rate of each rank.
-        nodes: drafts.
-        depth: drafts of a path at most.
-
-    Returns:
-        Its parents; the turns of a level are the ranks.
-    """
+    """Plan the best tree of ``nodes`` drafts, paths of at most ``depth``, with an acceptance rate
+    for each rank. Returns its parents; the turns of a level are the ranks."""
 
     @cache
     def best(size: int, depth: int, rank: int) -> tuple[float, int]:

@@ -95,13 +95,9 @@ class Judge(Relaxed):
         return count, lambda: self.residual_at(draft, logp, count.clamp_max(length - 1))
 
     def right(self, states: dict[str, Tensor] | None, logp: Tensor, ids: Tensor) -> Tensor:
-        """Judge the drafts of every row, bool [b, L].
-
-        Args:
-            states: hidden states [b, W, D] by layer; the draft of column i entered column i + 1.
-            logp: log-probabilities where the drafts stand, [b, L, V].
-            ids: drafts, long [b, L].
-        """
+        """Judge the drafts of every row, long [b, L]: bool [b, L]. ``states``: hidden states [b, W,
+        D] by layer, the draft of column i entered column i + 1; ``logp``: log-probabilities where
+        the drafts stand, [b, L, V]."""
         assert self.probe is not None and states is not None, "attach comes first"
         length = ids.shape[1]
         hidden = states[self.probe.layer][:, 1 : length + 1]
