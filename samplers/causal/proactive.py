@@ -20,14 +20,14 @@ draft there is distributed as its q, given everything at lower positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.models.targets.base import StepOutput
 from gen.samplers.causal.couplings import without_ends
-from gen.samplers.causal.jacobi_drafter import JacobiDrafter
 from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.step_context import CausalStep
@@ -67,42 +67,38 @@ def siblings(width: int, levels: int) -> list[list[tuple[int, list[int]]]]:
     return drawn
 
 
-class ProactiveDrafter(JacobiDrafter):
-    """Drafter of an iterate with further candidates at its first positions.
+class Siblings:
+    """Further candidates at the first positions of an iterate.
 
     Args:
-        tree: children of a node, and levels of nodes with siblings.
-        rest: arguments of ``JacobiDrafter``; its window is that of the chain.
+        width: children of a node.
+        levels: levels of nodes with siblings.
     """
 
-    def __init__(self, tree: tuple[int, int], *rest):
-        super().__init__(*rest)
-        self.levels, self.siblings = tree[1], siblings(*tree)
-        self.num_siblings, self.captures = num_siblings(*tree), False
+    def __init__(self, width: int, levels: int):
+        self.levels, self.turns = levels, siblings(width, levels)
+        self.count = num_siblings(width, levels)
 
-    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
-        if step.positions.shape[1] == 1:  # a tree has no draft of the last position
-            return Draft.none(tokens, step.valid)
-        self.drafts, levels = super().propose(step, tokens), self.levels
-        length = self.drafts.tokens.shape[1]
+    def beside(self, step: CausalStep, chain: Draft) -> Draft:
+        """Put siblings beside the first drafts of the iterate, and the rest of it behind them."""
+        self.iterate, levels = chain, self.levels
+        length = chain.tokens.shape[1]
         # the rest of the chain stands behind the siblings, and its first draft follows the head
-        tail = np.arange(levels, max(length, levels)) + self.num_siblings
-        self.chain = to_device(np.append(np.arange(levels), tail), tokens.device)
+        tail = np.arange(levels, max(length, levels)) + self.count
+        self.columns = to_device(np.append(np.arange(levels), tail), step.start.device)
         tree = self._with_siblings(step)
-        if self.drafts.failed is not None:
+        if chain.failed is not None:
             tree.failed = torch.zeros_like(tree.exists)
-            tree.failed[:, self.chain[:length]] = self.drafts.failed
+            tree.failed[:, self.columns[:length]] = chain.failed
         return tree
 
     def _with_siblings(self, step: CausalStep) -> Draft:
-        """Put siblings beside the first drafts of the chain, and the rest of the chain behind them.
-
-        A draft has the same column in any batch: the noise and the coins of a column are its own.
-        """
-        chain, columns, device = self.drafts, self.chain, step.start.device
+        """Lay out the tree. A draft has the same column in any batch: the noise and the coins of a
+        column are its own."""
+        chain, columns, device = self.iterate, self.columns, step.start.device
         room = step.left[:, None]
         assert chain.logq is not None, "the coupling compares"
-        b, size = len(room), self.num_siblings + len(columns)
+        b, size = len(room), self.count + len(columns)
         more = len(columns) - chain.tokens.shape[1]
         q = F.pad(chain.logq, (0, 0, 0, more), value=-torch.inf)
         tokens = chain.tokens.new_zeros(b, size)
@@ -113,7 +109,7 @@ class ProactiveDrafter(JacobiDrafter):
         exists[:, columns] = F.pad(chain.exists, (0, more)) & (number + 1 < room)
         parents[:, columns[1:]], depth[:, columns] = columns[:-1], number + 1
         parents[:, 0] = -1
-        for level, turns in enumerate(self.siblings):
+        for level, turns in enumerate(self.turns):
             last = turns[-1][1]  # all nodes of the level
             rest = q[:, level, None].expand(-1, len(last), -1)
             for first, following in turns:
@@ -129,27 +125,24 @@ class ProactiveDrafter(JacobiDrafter):
                 rest = without(rest, taken)
         return Draft(tokens, exists, logq, parents=parents, depth=depth)
 
-    def verify(self, step: CausalStep, draft: Draft, output: StepOutput) -> Verdict:
-        if draft.is_chain:
-            return super().verify(step, draft, output)
-        chain, logp = self.drafts, output.logprobs
+    def verify(
+        self, step: CausalStep, draft: Draft, logp: Tensor, ends: Sequence[int]
+    ) -> tuple[Verdict, Tensor, Tensor]:
+        """Judge the tree by the distributions [b, W, V] behind root and drafts: the verdict,
+        the next iterate [b, L + 1] past the accepted tokens, and its distributions [b, L + 1, V],
+        without ``ends``."""
         verdict = Recursive().verify(step, draft, logp)
-        self.init.accept(step, verdict)
-        columns = F.pad(self.chain[: chain.tokens.shape[1]] + 1, (1, 0))
-        following = without_ends(logp.index_select(1, columns), self.ends)
-        ids = self._continued(step, chain, following, verdict.num_accepted)
-        inside = torch.arange(ids.shape[1], device=ids.device) < step.left[:, None]
-        self._carry(ids, verdict.num_accepted, inside, following)
-        return verdict
+        columns = F.pad(self.columns[: self.iterate.tokens.shape[1]] + 1, (1, 0))
+        following = without_ends(logp.index_select(1, columns), ends)
+        return verdict, self._continued(step, following, verdict.num_accepted), following
 
-    def _continued(self, step: CausalStep, chain: Draft, logp: Tensor, accepted: Tensor) -> Tensor:
-        """Draw the next iterate [b, L + 1] past the accepted tokens; before, it is anything."""
-        length, rows = chain.tokens.shape[1], step.rows
+    def _continued(self, step: CausalStep, logp: Tensor, accepted: Tensor) -> Tensor:
+        """Draw the next iterate past the accepted tokens; before, it is anything."""
+        chain, rows = self.iterate, step.rows
+        length = chain.tokens.shape[1]
         column = torch.arange(length + 1, device=logp.device)
-        at, past = (
-            step.start[:, None] + column,
-            (column < step.left[:, None]) & (column > accepted[:, None]),
-        )
+        at = step.start[:, None] + column
+        past = (column < step.left[:, None]) & (column > accepted[:, None])
         drafted, of_drafts = chain.exists & past[:, :length], logp[:, :length]
         chance = TOKEN.chance(chain, of_drafts)
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted

@@ -26,9 +26,8 @@ from tabular import TabularCausal, causal_target
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal import jacobi as speculative_jacobi
-from gen.samplers.causal import jacobi_drafter
 from gen.samplers.causal.initialisers import base as initialisers
-from gen.samplers.causal.jacobi_drafter import JacobiDrafter
+from gen.samplers.causal.jacobi import JacobiDrafter
 
 
 class Watched(JacobiDrafter):
@@ -58,7 +57,7 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            for module in (jacobi_drafter, initialisers):
+            for module in (speculative_jacobi, initialisers):
                 monkeypatch.setattr(module, "without_ends", lambda logprobs, ends: logprobs)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control

@@ -11,7 +11,7 @@ from tabular import space_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.causal.proactive import ProactiveDrafter, num_siblings
+from gen.samplers.causal.proactive import Siblings, num_siblings
 
 jacobi = registry.get("sampler", "speculative_jacobi")
 GUIDED = SamplingParams(guidance_scale=2.0)
@@ -38,7 +38,7 @@ def test_a_tree_keeps_the_distribution(sampler, space, sampling):
 
 
 def test_control_siblings_that_are_judged_as_if_drawn_with_replacement(monkeypatch):
-    true = ProactiveDrafter._with_siblings
+    true = Siblings._with_siblings
 
     def replaced(self, step):
         tree = true(self, step)
@@ -46,7 +46,7 @@ def test_control_siblings_that_are_judged_as_if_drawn_with_replacement(monkeypat
         return tree
 
     assert error(tree(), space_of((2,), 3)) < EXACT
-    monkeypatch.setattr(ProactiveDrafter, "_with_siblings", replaced)
+    monkeypatch.setattr(Siblings, "_with_siblings", replaced)
     assert error(tree(), space_of((2,), 3)) > WRONG
 
 

@@ -16,7 +16,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.samplers.causal.jacobi_drafter import JacobiDrafter
+from gen.samplers.causal.jacobi import JacobiDrafter
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
 from gen.samplers.verifiers.base import TOKEN, Token

@@ -20,8 +20,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.jacobi import SpeculativeJacobi
-from gen.samplers.causal.jacobi_drafter import JacobiDrafter
+from gen.samplers.causal.jacobi import JacobiDrafter, SpeculativeJacobi
 from gen.samplers.engine import window as auto_width
 from gen.samplers.engine.window import LADDER, AutoWidth, Widths
 from gen.samplers.verifiers.base import TOKEN
