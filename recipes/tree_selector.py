@@ -41,8 +41,7 @@ from gen.pipeline.request import GenerationRequest
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.drafters.data import held_out_prompts, training_prompts
 from gen.recipes.drafters.table import measured
-from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.causal.shapes.builder import NodeDrafter, TreeBuilder
+from gen.samplers.causal.shapes.base import NodeDrafter, Shape, TreeBuilder
 from gen.samplers.engine.causal_loop import CausalRun
 from gen.samplers.engine.draft import WITH_REPLACEMENT, Draft
 from gen.samplers.engine.rows import RowState

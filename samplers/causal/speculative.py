@@ -27,8 +27,7 @@ from gen.core.sampler import PartSampler, draft_models
 from gen.models.targets.token_table import read_table
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.trimmed import DraftVocab
-from gen.samplers.causal.shapes.base import MOST_NODES
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import MOST_NODES, NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS
 from gen.samplers.engine.window import AUTO, auto_width

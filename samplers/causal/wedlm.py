@@ -25,8 +25,6 @@ for Fast Inference" (arXiv 2512.22737), whose temperature is 0.2. The model has 
 causal and masked at once (``gen.recipes.text.dual``).
 Guarantee: approximate. ``entropy_threshold`` 0 fills one position per forward pass, the most
 certain one, each from its distribution given all tokens before it in that order.
-Parameters: ``window`` W, ``entropy_threshold``, ``position_penalty``.
-Preset: ``wedlm``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.logprobs import LogprobRecorder
-from gen.samplers.engine.outcome import Outcome
 from gen.samplers.engine.outputs import ITEM
 from gen.samplers.engine.rows import BatchSlots, RowOwner, SlotChange
 from gen.samplers.engine.stats import StatsRecorder
@@ -101,6 +100,34 @@ def check_needs(drafter: Drafter, target: CausalTarget) -> None:
             target.require_hidden_states(drafter.hidden_layers, name)
         else:
             raise unknown("need", need, NEEDS, name)
+
+
+@dataclass
+class Outcome:
+    """Outcome of a step as the host knows it.
+
+    Attributes:
+        num_accepted: accepted drafts, int64 [b].
+        drafted: drafts that there were, bool [b, L].
+        token_ids: tokens of the verdict, int64 [b, W]; None for latents.
+        num_drafted: drafts of each row, int64 [b].
+        num_committed: tokens to commit, int64 [b].
+        num_columns: columns that are a row's own, int64 [b]; those behind fill the window up to
+            that of other rows.
+        failed: columns without a distribution, bool [b, W].
+        draft_failed: drafts without one, bool [b, L]; None without a draft model.
+        ended: rows that commit the eos token or are stopped, bool [b]; None without eos tokens.
+    """
+
+    num_accepted: np.ndarray
+    drafted: np.ndarray
+    token_ids: np.ndarray | None
+    num_drafted: np.ndarray
+    num_committed: np.ndarray
+    num_columns: np.ndarray
+    failed: np.ndarray
+    draft_failed: np.ndarray | None = None
+    ended: np.ndarray | None = None
 
 
 class CausalRun(SteppableRun):

@@ -24,8 +24,47 @@ from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
-from gen.samplers.engine.outcome import Columns
 from gen.samplers.engine.step_context import CausalStep
+
+
+@dataclass
+class Columns:
+    """What the host reads of a step, of which each is [b, n].
+
+    Attributes:
+        counts: accepted drafts, or tokens to commit, long [b, 1].
+        drafted: drafts that there were, bool [b, L].
+        failed: columns without a distribution, bool [b, W].
+        token_ids: tokens of the verdict, long [b, W]; None for latents.
+        draft_failed: drafts without a distribution, bool [b, L]; None without a draft model.
+    """
+
+    counts: Tensor
+    drafted: Tensor
+    failed: Tensor
+    token_ids: Tensor | None
+    draft_failed: Tensor | None
+
+    def joined(self) -> Tensor:
+        """Join all columns, long [b, n], so that they are copied at once."""
+        return torch.cat([x.long() for x in vars(self).values() if x is not None], 1)
+
+    def to_host(self, joined: Tensor | None = None) -> dict[str, np.ndarray | None]:
+        """Copy them to the host: the only time that a step waits for the device. ``joined``: what
+        the method of that name returned; None to join them."""
+        known = {name: x for name, x in vars(self).items() if x is not None}
+        if self.counts.is_cpu and joined is None:
+            found = {name: x.numpy() for name, x in known.items()}
+        else:
+            joined = self.joined() if joined is None else joined
+            ends = np.cumsum([x.shape[1] for x in known.values()])[:-1]
+            parts = np.split(joined.cpu().numpy(), ends, axis=1)
+            types = {torch.bool: np.bool_, torch.long: np.int64}
+            found = {
+                name: part.astype(types[x.dtype], copy=False)
+                for (name, x), part in zip(known.items(), parts, strict=True)
+            }
+        return {name: found.get(name) for name in vars(self)}
 
 
 @dataclass

@@ -70,8 +70,8 @@ def installed(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_parts_of_a_package_are_found_and_checked():
-    found = cases("gen.samplers.causal.drafters.prompt_lookup")
-    assert found and all("lookup" in name for name in found)
+    found = cases("gen.samplers.causal.drafters.suffix")
+    assert found and all("suffix" in name for name in found)
     check_contract(found[0])
     with pytest.raises(GenError, match="no spec uses a sampler or part of nowhere"):
         cases("nowhere")

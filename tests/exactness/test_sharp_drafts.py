@@ -14,7 +14,7 @@ from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.base import TreeBuilder
 from gen.samplers.causal.speculative import Speculative
 from gen.samplers.verifiers import trees
 

@@ -10,8 +10,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.models.draft_heads.entries import EntryLayer, last_tokens
 from gen.samplers.causal.drafters.heads import EntryNodes
-from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter, Shape
 
 LENGTH = 7
 

@@ -148,7 +148,7 @@ class ContextTable:
             return None
         axes = (self.size + 1,) * len(self.offsets)
         every = np.indices(axes).reshape(len(axes), contexts).T  # in the order of their keys
-        context = torch.from_numpy(every).to(self.levels[0].keys.device)
+        context = torch.from_numpy(every).to(self.levels[0].keys.device, non_blocking=True)
         return torch.cat([self.interpolated(part).float() for part in context.split(1 << 12)])
 
     def distribution(self, context: Tensor) -> Tensor:

@@ -17,8 +17,6 @@ Reference: He et al., "Towards Better Code Generation: Adaptive Decoding with Un
 1.3; 3 candidates and 5 tokens are those of their code.
 Guarantee: approximate, a deterministic rule: no seed changes the tokens. A threshold above the
 entropy of every distribution is greedy decoding.
-Parameters: ``entropy_threshold``, ``candidates``, ``lookahead_length``.
-Preset: ``adadec``.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ Reference: Lan et al., "Momentum Decoding: Open-ended Text Generation As Graph E
 2212.02175). ``resistance`` 0.2, 5 candidates and f are those of their code for GPT2-XL.
 Guarantee: approximate, a deterministic rule: no seed changes the tokens. Resistance 0 is greedy
 decoding.
-Parameters: ``resistance``, ``candidates``.
-Preset: ``momentum``.
 """
 
 from __future__ import annotations

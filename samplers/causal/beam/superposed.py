@@ -6,7 +6,7 @@ distribution p extends all of them:
     input       sum_d w_d E[x_d]                    w_d in proportion to exp(s_d), E: embeddings
     extension   s_d + (1 - a) log p(v) + a log g(v | d)       of the ``token_candidates`` most
                 likely tokens v, p renormalised over them; the k best live on, as in beam search
-                (``gen.samplers.causal.beam.pool``)
+                (``gen.samplers.causal.beam.beam_search``)
     n-grams     g(v | d) = sum_{i=1..6} c_i N(last i tokens of d, v) / N(last i tokens of d)
                 c = 0.01, 0.04, 0.15, 0.18, 0.12, 0.5; a = ``ngram_weight``. Tokens without any are
                 left out; a draft for which none has any keeps (1 - a) log p(v) - ``miss_penalty``
@@ -17,10 +17,7 @@ a = 0.54 and a penalty of 200. Their N counts a corpus of 200,000 documents. Her
 item's own prompt and draft, which say little, so a is 0 unless it is set.
 Guarantee: approximate, a deterministic rule: no seed changes the tokens. With one draft and no
 n-grams it is greedy decoding.
-Parameters: ``num_drafts``, ``token_candidates``, ``ngram_weight``, ``miss_penalty``,
-``length_penalty``, ``early_stopping``, ``rank`` (0: the best draft).
-Preset: ``superposed``. The model has to take embeddings as inputs, and the token space no
-constraint.
+The model has to take embeddings as inputs, and the token space no constraint.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from dataclasses import dataclass
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.samplers.causal.beam.pool import Candidate, Pool, PoolSampler, best_finished
+from gen.samplers.causal.beam.beam_search import Candidate, Pool, PoolSampler, best_finished
 from gen.samplers.engine.hypotheses import Extension, Item, Scores, Search, Text
 
 NGRAM_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12, 0.5)  # of contexts of 1, 2, ... tokens

@@ -52,7 +52,7 @@ from gen.models.targets.mask_tokens import mask_token, require_plain_history
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.heads import DepthNodes
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState

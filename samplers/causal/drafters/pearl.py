@@ -23,9 +23,6 @@ Reference: Liu et al., "PEARL: Parallel Speculative Decoding with Adaptive Draft
 Guarantee: that of the verifier. Every draft is judged by its own distribution, and what is dropped
 follows a rejected token. A verifier of trees draws the token after the drafts that the target saw
 by itself; the next drafts stay if it is their first.
-Parameters: ``num_speculative_tokens``, ``draft_model``, ``draft_temperature``,
-``draft_guidance``.
-Preset: ``pearl``.
 """
 
 from __future__ import annotations

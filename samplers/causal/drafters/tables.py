@@ -27,7 +27,7 @@ from gen.core.params import Params, Rule, choice
 from gen.models.targets.base import legal_at, take
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.engine.draft import RANKS, Draft, Verdict
+from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
 from gen.samplers.engine.step_context import CausalStep
@@ -239,30 +239,3 @@ class Table(DraftSource):
         out = values.new_zeros(*ids.shape[:-1], self.size + 1, dtype=self.dtype)
         ids = torch.where(ids < 0, self.size, ids)
         return out.scatter_add_(-1, ids, values.to(self.dtype))[..., : self.size]
-
-
-class CopyTable(Table):
-    """Copies tokens one after the other: every node has one child, which is no random draw.
-
-    Attributes:
-        source: text that is copied from.
-        at: first column of it that is copied, long [b]; behind its end where nothing is.
-    """
-
-    draws = (RANKS,)
-    source: Text
-    at: Tensor
-
-    def weigh(self, tails, parents, depth):
-        ids = self.source.next(self.at[:, None] + depth)[..., None]
-        return self.add_up(ids, torch.ones_like(ids))
-
-    def chain(self, step, tokens):
-        self.text = self.context.read(step, tokens)
-        self.look(self.text)
-        depth = torch.arange(step.positions.shape[1] - 1, device=tokens.device)
-        ids = self.source.next(self.at[:, None] + depth)
-        at = (step.start[:, None] + depth).clamp_max(len(self.legal) - 1)
-        # the last position before one where a row stops is the target's own
-        exists = (ids >= 0) & (depth + 1 < step.left[:, None]) & self.legal[at, ids.clamp_min(0)]
-        return Draft(ids.clamp_min(0), exists.cummin(1).values)

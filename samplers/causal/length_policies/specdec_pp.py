@@ -16,7 +16,6 @@ Reference: Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive 
 (arXiv 2405.19715). The preset ``specdec_pp`` has the policy ``joint_confidence``, which needs no
 training.
 Guarantee: that of the verifier.
-Parameters: ``acceptance_head``, ``rejection_threshold``, ``least_drafts``.
 """
 
 from __future__ import annotations

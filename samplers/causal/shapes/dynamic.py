@@ -32,8 +32,7 @@ from torch import Tensor
 from gen.core.method import Limit, method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.samplers.causal.shapes.base import BudgetParams, Shape
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.base import BudgetParams, Shape, TreeBuilder
 from gen.samplers.engine.draft import RANKS, WITHOUT_REPLACEMENT, node_positions
 from gen.samplers.engine.host import may_be_any
 

@@ -19,7 +19,6 @@ Decoding" (arXiv 2602.16994), which predicts the drafts that are accepted from f
 models. Its network and its features are larger.
 Guarantee: that of the verifier, whatever the network says: a choice is a function of committed
 tokens, of earlier rounds and of the distribution at the root, and of no draft's value.
-Parameters: ``tree_selector``, ``draft_cost``.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ from gen.models.targets.trained_predictors import (
     actions_of,
     read_selector,
 )
-from gen.samplers.causal.shapes.base import Shape
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.base import Shape, TreeBuilder
 from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.rows import RowState
 

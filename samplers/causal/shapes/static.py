@@ -36,8 +36,7 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.params import Params, integer, number, text
 from gen.core.registry import register
-from gen.samplers.causal.shapes.base import MOST_NODES, BudgetParams, Shape
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.base import MOST_NODES, BudgetParams, Shape, TreeBuilder
 from gen.samplers.engine.draft import TOP_AND_RANDOM, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.engine.window import AUTO
 

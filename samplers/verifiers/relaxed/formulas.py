@@ -16,8 +16,6 @@ typical       g(x) = q(x) if r p(x) > min(0.09, 0.3 exp(-H(p))) and that is more
 Guarantee: r = 0 is exact. A step is never further from p than the draft was; with ``cool`` and a
 draft that was not random it is at most r off (``gen.samplers.verifiers.relaxed.base`` has the
 proof).
-Parameters: ``relaxation`` r; a whole number of ``distance``, at most 1 of ``lexical_unit``.
-Presets: ``cool``, ``distance``, ``lexical_units``, ``typical``.
 """
 
 from __future__ import annotations

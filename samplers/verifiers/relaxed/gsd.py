@@ -13,8 +13,6 @@ Reference: So et al., "Grouped Speculative Decoding for Autoregressive Image Gen
 2025).
 Guarantee: r = 0 is exact. A step is never further from p than the draft was
 (``gen.samplers.verifiers.relaxed.base`` has the proof).
-Parameters: ``relaxation`` r, a whole number.
-Preset: ``gsd``.
 """
 
 from __future__ import annotations

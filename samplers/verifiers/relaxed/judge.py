@@ -23,8 +23,6 @@ Reference: Bachmann et al., "Judge Decoding: Faster Speculative Sampling Require
 Alignment" (arXiv 2501.19309), which was published without labels or weights.
 Guarantee: r = 0 is exact. A step is never further from p than the draft was
 (``gen.samplers.verifiers.relaxed.base`` has the proof).
-Parameters: ``relaxation`` r, at most 1; ``verifier_weights``.
-Preset: ``judge``.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ Reference: Jang et al., "LANTERN: Accelerating Visual Autoregressive Models with
 Decoding" (arXiv 2410.03355); Park et al., "LANTERN++" (arXiv 2502.06352).
 Guarantee: r = 0 is exact. With a draft that was not random a step is at most r off
 (``gen.samplers.verifiers.relaxed.base`` has the proof).
-Parameters: ``relaxation`` r.
-Presets: ``lantern`` and ``lantern_pp``, for models with a codebook.
 """
 
 from __future__ import annotations

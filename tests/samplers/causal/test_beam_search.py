@@ -26,8 +26,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import Pipeline
 from gen.samplers.causal.beam import beam_search
-from gen.samplers.causal.beam.beam_search import Beams
-from gen.samplers.causal.beam.pool import Pool
+from gen.samplers.causal.beam.beam_search import Beams, Pool
 from gen.samplers.engine.hypotheses import first_largest
 from gen.samplers.engine.rows import BatchSlots
 

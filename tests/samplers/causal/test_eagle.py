@@ -21,7 +21,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.draft_heads import eagle
 from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.samplers.causal.drafters.heads import EntryNodes
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 
 EXACT, STATES, WRONG = 1e-12, 1e-9, 1e-3

@@ -18,7 +18,7 @@ from gen.models.draft_heads.layer_maps import TransferMaps
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_hidden import HiddenOptions, HiddenTransfer
 from gen.samplers.causal.drafters.hidden_transfer import Hidden
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 
 IDS, LENGTH, WRONG = 20, 12, 1e-3

@@ -30,10 +30,10 @@ from gen.models.targets.masked import MaskedTarget
 from gen.samplers.causal.drafters.model import ModelDrafter
 from gen.samplers.causal.drafters.pearl import PearlDrafter
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.engine import causal_loop
 from gen.samplers.engine.causal_loop import CausalRun, Drafter
-from gen.samplers.engine.outcome import Columns
+from gen.samplers.engine.step import Columns
 from gen.samplers.verifiers import base as verifiers
 
 IDS, POSITIONS = 6, 12

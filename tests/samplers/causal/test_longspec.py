@@ -17,7 +17,7 @@ from gen.core.rng import CounterRNG
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.kind_longspec import LongSpecKind, LongSpecOptions
 from gen.samplers.causal.drafters.longspec import LongSpec
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 
 IDS, LENGTH, WRONG = 20, 9, 1e-3

@@ -39,7 +39,7 @@ from gen.recipes.tree_selector import (
     recorded,
     trained,
 )
-from gen.samplers.causal.shapes.builder import NodeDrafter, TreeBuilder
+from gen.samplers.causal.shapes.base import NodeDrafter, TreeBuilder
 from gen.samplers.causal.shapes.selected import Selected
 
 ACTIONS = ((1, 0, 0), (2, 0, 0), (0, 2, 1), (1, 2, 1), (0, 2, 2))

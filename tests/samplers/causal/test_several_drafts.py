@@ -17,7 +17,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.jobs.pins import named_models
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.shapes.base import TreeBuilder
 
 speculative = registry.get("sampler", "speculative")
 PLAIN, GUIDED = SamplingParams(), SamplingParams(guidance_scale=2.0)

@@ -17,7 +17,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 
 SHAPES = {
     "branching": {"shape": "branching", "branching": "2-1"},

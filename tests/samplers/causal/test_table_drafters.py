@@ -22,10 +22,11 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.token_table import read_table, write_table
 from gen.recipes.common.draft_table import count
+from gen.samplers.causal.drafters.copies import CopyTable
 from gen.samplers.causal.drafters.suffix import Suffix
-from gen.samplers.causal.drafters.tables import Context, CopyTable, Text, prompt_tokens
-from gen.samplers.causal.shapes import builder
-from gen.samplers.causal.shapes.builder import TreeBuilder
+from gen.samplers.causal.drafters.tables import Context, Text, prompt_tokens
+from gen.samplers.causal.shapes import base as builder
+from gen.samplers.causal.shapes.base import TreeBuilder
 from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowStore, SlotChange
 

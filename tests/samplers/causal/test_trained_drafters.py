@@ -37,7 +37,7 @@ from gen.models.adapters.draft_models import exit_layer, exit_model
 from gen.models.draft_heads.heads import MedusaHeads
 from gen.models.targets.trained_drafters import projection
 from gen.samplers.causal.drafters.heads import HeadNodes
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 
 EXACT, WRONG = 1e-12, 1e-3

@@ -25,7 +25,7 @@ from tabular import causal_target, space_of
 from gen.core.registry import registry
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.samplers.causal.shapes.builder import NodeDrafter
+from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Branching, levels_of
 from gen.samplers.engine.draft import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
 from gen.samplers.verifiers.base import Verifier
