@@ -12,14 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gen.core.errors import GenError, bad_type, bad_value, cut, unknown
-from gen.core.method import Preset
 from gen.core.params import Parts, Rule, check, declared, params_of, part_kinds, readers
 from gen.core.plain import require_plain
 from gen.core.registry import registry
-from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
-from gen.core.stats import SampleOutput
 from gen.core.token_space import GUARANTEES, TokenSpace
+
+if TYPE_CHECKING:
+    from gen.core.method import Preset
+    from gen.core.rng import RNG
+    from gen.core.stats import SampleOutput
 
 Callback = Callable[[dict[str, Any]], None]
 

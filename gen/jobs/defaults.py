@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from gen.core.method import Preset
 from gen.core.registry import registry
-from gen.core.sampler import Preset
 from gen.core.sampling_params import SAMPLING_FIELDS
 
 DEFAULT_SAMPLER = "speculative_jacobi"

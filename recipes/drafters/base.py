@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import unknown
-from gen.models.targets.base import legal_at
+from gen.core.lookup import legal_at
 from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import LOSSES, Divergence, acceptance, mean_over

@@ -17,6 +17,7 @@ autoregression with the same seed. ``window`` 1 is plain autoregression in all o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,20 +28,21 @@ from gen.core.method import Limit, presets
 from gen.core.params import Rule, choice, number, param, part
 from gen.core.registry import register
 from gen.core.sampling_params import wide_dtype
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import Coupling, Fresh, without_ends
-from gen.samplers.causal.drafters.model import draft_model
-from gen.samplers.causal.drafters.own_layers import EarlyExitParams, LayerSkipParams
+from gen.samplers.causal.drafters.base import draft_model
 from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.causal.proactive import Siblings, num_siblings
 from gen.samplers.engine.causal_loop import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.outputs import CALL, ITEM
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, width_of
-from gen.samplers.verifiers.base import Token
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
+    from gen.samplers.verifiers.base import Token
 
 REPLACE = "replace"  # of ``redraft``
 ASKING = "init.needs_draft_model"  # initialisers that ask a draft model
@@ -241,8 +243,8 @@ class SpeculativeJacobi(CausalSampler):
     trend: float = param(0.0, float, 0, expected="a finite number of at least 0")
     drafter: str = part("model", "drafter", of=ASKING)
     drafter_weights: str | None = None
-    kept_layers: str = param(LayerSkipParams.kept_layers, of="drafter=layer_skip")
-    exit_layer: int = param(EarlyExitParams.exit_layer, of="drafter=early_exit")
+    kept_layers: str = param("1/2", of="drafter=layer_skip")  # as that drafter
+    exit_layer: int = param(1, of="drafter=early_exit")  # as that drafter
 
     papers = ("2410.01699", "2002.09928")
     reference = "plain autoregression"

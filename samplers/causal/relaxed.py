@@ -28,9 +28,12 @@ class JacobiDrafts(DraftSource):
     """Drafts with the model's own previous iterate. Parameters: ``coupling``, ``window``,
     ``init``."""
 
-    size_param = "window"
     reads = ("coupling", "window", "init")
     shapes = False
+
+    @classmethod
+    def is_timed(cls, sampler):
+        return sampler.window == AUTO
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

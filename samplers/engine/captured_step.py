@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.rng import RNG
 from gen.models.adapters.base import bucket
 from gen.samplers.engine.recorded import RecordedSteps, captured_of
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
 
 if TYPE_CHECKING:  # it imports transformers
+    from gen.core.rng import RNG
     from gen.models.adapters.captured import Captured
 
 

@@ -20,20 +20,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import unknown
-from gen.core.rng import RNG
 from gen.core.sampler import Callback, Sampler
-from gen.core.stats import SampleOutput
-from gen.models.targets.base import StepOutput, Target
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.captured_step import StepGraphs
-from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.ends import RowEnds
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
@@ -44,6 +39,13 @@ from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.stepping import Estimate, SteppableRun, by_ancestor
+
+if TYPE_CHECKING:
+    from gen.core.rng import RNG
+    from gen.core.stats import SampleOutput
+    from gen.models.targets.base import StepOutput, Target
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Draft, Verdict
 
 # log-probabilities before temperature and filters, and hidden states of ``hidden_layers``
 RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from gen.core.token_space import OVER
-from gen.models.targets.base import Target
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import Target
 
 
 class RowEnds:

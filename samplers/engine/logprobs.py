@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.logprobs import ItemLogprobs, TokenLogprob
-from gen.models.targets.base import StepOutput
 from gen.samplers.engine.host import to_device
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
 
 
 class LogprobRecorder:

@@ -6,13 +6,16 @@ device.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.draft import Verdict
-from gen.samplers.engine.step_context import CausalStep
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Verdict
+    from gen.samplers.engine.step_context import CausalStep
 
 ITEM, CALL = "item", "call"  # what a method learns from: the item alone, or finished ones too
 NONE = -1  # no token: it matches nothing and follows nothing

@@ -15,13 +15,15 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from gen.models.targets.base import Target
 from gen.samplers.engine.host import to_device
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import Target
 
 
 class SlotChange:

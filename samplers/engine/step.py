@@ -13,18 +13,20 @@ What rows the step has, and what becomes of the verdict, is the host's business
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Draft, Verdict
+    from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass

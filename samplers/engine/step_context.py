@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from gen.core.rng import RNG
+if TYPE_CHECKING:
+    from gen.core.rng import RNG
 
 
 @dataclass

@@ -22,16 +22,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.rng import RNG
-from gen.core.stats import SampleOutput
-from gen.samplers.engine.rows import BatchSlots, SlotChange
-from gen.samplers.engine.stats import StatsRecorder
+
+if TYPE_CHECKING:
+    from gen.core.rng import RNG
+    from gen.core.stats import SampleOutput
+    from gen.samplers.engine.rows import BatchSlots, SlotChange
+    from gen.samplers.engine.stats import StatsRecorder
 
 T = TypeVar("T")
 

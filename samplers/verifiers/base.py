@@ -30,7 +30,7 @@ such a p says nothing about the drafts before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -38,8 +38,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.core.token_space import TokenSpace
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.draft import (
     RANKS,
     TOP_AND_RANDOM,
@@ -50,7 +48,11 @@ from gen.samplers.engine.draft import (
     columns_of,
 )
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.step_context import StepContext
+
+if TYPE_CHECKING:
+    from gen.core.token_space import TokenSpace
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import StepContext
 
 # the column of the forward pass behind which the next token is drawn, long [b], 0 for the root; and
 # a function that makes the log-probabilities [b, V] of it where a draft was rejected

@@ -558,16 +558,3 @@ class Target:
             return self._logprobs(chosen.flatten(0, 1), allowed)
 
         return under
-
-
-def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
-    """Look ``legal`` bool [T, V] up at positions [B, L]: [B, L, V], a view where all rows of the
-    table are one. A row that is over may stand behind the last position; it gets that one's."""
-    if legal.stride(0) == 0:
-        return legal[0].expand(*positions.shape, -1)
-    return legal[positions.clamp_max(len(legal) - 1)]
-
-
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
-    return x[torch.arange(len(x), device=x.device)[:, None], index]

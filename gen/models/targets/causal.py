@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.lookup import legal_at, take
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
@@ -24,7 +25,7 @@ from gen.models.adapters.protocols import (
     TreeModel,
 )
 from gen.models.adapters.rotations import require_kept_keys
-from gen.models.targets.base import PromptStates, StepOutput, Target, legal_at, take
+from gen.models.targets.base import PromptStates, StepOutput, Target
 from gen.models.targets.past import Past
 
 
@@ -204,10 +205,8 @@ class CausalTarget(Target):
         self.hidden_layers = tuple(layers)
 
     def require_superposition(self, method: str) -> None:
-        """Refuse a model or a token space that cannot take several tokens as one input.
-
-        Args:
-            method: name of the method that needs them.
+        """Refuse a model or a token space that cannot take several tokens as one input, as a method
+        of this name needs them.
 
         Raises:
             GenError: the model takes token ids alone, or a constraint or a sampling parameter

@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.params import Rule
-from gen.models.targets.base import StepOutput, Target
-from gen.samplers.engine.causal_loop import Drafter
+from gen.core.params import param
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO
 
 if TYPE_CHECKING:
+    from gen.core.params import Rule
+    from gen.models.targets.base import StepOutput, Target
+    from gen.samplers.engine.causal_loop import Drafter
+    from gen.samplers.engine.step_context import CausalStep
     from gen.samplers.verifiers.base import Verifier
+
+
+def draft_model(of: str = "") -> Any:
+    """Declare the name of a draft model; ``of``: the parts that read it (``param``)."""
+    expected = "the name of a model, or None for the modality's own"
+    return param(None, str, also=(None,), of=of, expected=expected)
 
 
 class DraftSource(RowOwner):
@@ -39,8 +45,6 @@ class DraftSource(RowOwner):
         draws: ways to draw siblings (``gen.samplers.engine.draft``) that its distributions are good
             for; ``("ranks",)`` for a source that has tokens and no distribution.
         reads: parameters of the sampler that it reads, where not every sampler has them.
-        size_param: the sampler's parameter that says how many drafts a forward pass verifies; empty
-            for a fixed number.
         shapes: whether it has distributions after nodes, so that every shape fits.
         several: whether it takes several draft models; ``draft`` is then a sequence of targets.
         is_model: whether its drafts are those of one model over the tokens (``draft_of``), which
@@ -56,7 +60,6 @@ class DraftSource(RowOwner):
     needs_weights: ClassVar[bool] = False
     draws: ClassVar[tuple[str, ...]] = DRAWS
     reads: ClassVar[tuple[str, ...]] = ()
-    size_param: ClassVar[str] = ""
     shapes: ClassVar[bool] = True
     several: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
@@ -70,7 +73,7 @@ class DraftSource(RowOwner):
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:
         """Says whether a clock decides how many drafts there are."""
-        return bool(cls.size_param) and getattr(sampler, cls.size_param) == AUTO
+        return False
 
     @classmethod
     def makes_chains(cls) -> bool:

@@ -52,6 +52,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.lookup import legal_at, take
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
@@ -59,7 +60,7 @@ from gen.models.adapters.layer_calls import KeysValues
 from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.draft_heads.entries import Entries, EntryLayer, attention
 from gen.models.draft_heads.heads import DraftHeads, MedusaHeads, hydra_of
-from gen.models.targets.base import StepOutput, legal_at, take
+from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import (
     checked_load,

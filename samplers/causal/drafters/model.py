@@ -29,13 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
+from gen.core.lookup import take
 from gen.core.params import Rule, param, part
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.models.targets.base import StepOutput, take
+from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import facts_of_model
-from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.base import DraftSource, draft_model
 from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
@@ -254,12 +255,6 @@ class ModelNodes(DraftModel, DraftSource):
         return logprobs.masked_fill(beyond[..., None], -torch.inf)
 
 
-def draft_model(of: str = "") -> Any:
-    """Declare the name of a draft model; ``of``: the parts that read it (``param``)."""
-    expected = "the name of a model, or None for the modality's own"
-    return param(None, str, also=(None,), of=of, expected=expected)
-
-
 @dataclass(frozen=True)
 class DraftsWithModel(CausalSampler):
     """Base of samplers that may draft with a model.
@@ -337,7 +332,10 @@ class ModelDrafts(ModelNodes):
 
     needs_draft_model = True
     is_model = True
-    size_param = "num_speculative_tokens"
+
+    @classmethod
+    def is_timed(cls, sampler):
+        return sampler.num_speculative_tokens == AUTO
 
     @classmethod
     def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:

@@ -44,10 +44,11 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.registry import register
 from gen.models.adapters.mask_attention import MaskAttention, with_masks
-from gen.models.targets.base import StepOutput, take
+from gen.models.targets.base import StepOutput
 from gen.models.targets.mask_tokens import mask_token, require_plain_history
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource

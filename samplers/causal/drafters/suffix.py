@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.models.targets.base import take
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.host import constant
 

@@ -16,21 +16,23 @@ Everything here is tensors on the target's device, so that no step waits for a c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.lookup import legal_at, take
 from gen.core.params import Params, Rule, choice
-from gen.models.targets.base import legal_at, take
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Draft, Verdict
+    from gen.samplers.engine.step_context import CausalStep
 
 MOST_FINISHED = 1 << 14  # tokens of finished items that are kept
 

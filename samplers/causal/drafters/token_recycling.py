@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.models.targets.base import take
 from gen.models.targets.token_table import TokenTable, read_table
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.draft import RANKS

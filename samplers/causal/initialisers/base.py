@@ -23,18 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from gen.core.lookup import legal_at
 from gen.core.registry import register
-from gen.models.targets.base import legal_at
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
 
 
 @dataclass

@@ -41,9 +41,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.lookup import legal_at
 from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams, has_no_distribution
-from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.context_table import ContextTable, table_of
 from gen.samplers.causal.couplings import without_ends

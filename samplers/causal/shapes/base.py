@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.lookup import take
 from gen.core.params import Params, integer, param
 from gen.core.sampling_params import has_no_distribution
-from gen.models.targets.base import StepOutput, take
+from gen.models.targets.base import StepOutput
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.engine.causal_loop import Drafter

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gen.core.method import Preset
 from gen.core.params import Rule, part
 from gen.core.registry import register, registry
-from gen.core.sampler import Preset
 from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.step_context import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler
