@@ -19,44 +19,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.tables import Text
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.hypotheses import DeterministicSampler, first_largest
+from gen.samplers.engine.outputs import NONE
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
 
 
 class Resistance(Drafter):
-    """Drafter that drafts nothing: every step takes the token that the rule chooses.
-
-    Args:
-        params: parameters of the method.
-        target: the target, for its prompts.
-    """
+    """Drafter that drafts nothing: every step takes the token that the rule chooses."""
 
     window = 1
 
     def __init__(self, params: Momentum, target: CausalTarget):
         self.params, self.target = params, target
-        self.texts = torch.zeros(0, 0, dtype=torch.long)
-        self.lengths = torch.zeros(0, dtype=torch.long)
 
     def propose(self, step, tokens):
         rows = self.target.rows
         prompt, length = self.target.prompt[:rows], self.target.prompt_length[:rows]
-        self.texts, self.lengths = joined(prompt, length, tokens), length + step.start
+        ids, end = joined(prompt, length, tokens), length + step.start
+        known = torch.arange(ids.shape[1], device=ids.device) < end[:, None]
+        self.text = Text(torch.where(known, ids, NONE), end, 0)
         return Draft.none(tokens, step.valid)
 
     def verify(self, step, draft, output):
         every, strength = output.logprobs[:, 0], self.params.resistance
         ids, logprobs = first_largest(every, min(self.params.candidates, every.shape[-1]))
-        repeated = longest_repetition(self.texts, self.lengths, ids, LONGEST)
+        # tokens before each column that are the last ones of the text, [b, 1, S]
+        before = F.pad(self.text.matches(self.text.last(LONGEST - 1)[:, None]), (1, -1))
+        found = self.text.ids[:, None] == ids[..., None]
+        repeated = torch.where(found, before + 1, 0).amax(-1)
         resistance = torch.where(repeated < LONGEST, repeated.to(logprobs), torch.inf)
         score = logprobs.exp()
         if strength:
@@ -73,22 +74,6 @@ def joined(prompt: Tensor, length: Tensor, tokens: Tensor) -> Tensor:
     source = column + torch.where(column < length[:, None], 0, (prompt.shape[1] - length)[:, None])
     last = prompt.shape[1] + tokens.shape[1] - 1
     return torch.cat([prompt, tokens], 1).gather(1, source.clamp_max(last))
-
-
-def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int) -> Tensor:
-    """Measure which repetition each candidate would make: the tokens of the longest end of (text,
-    candidate) that stands in the text, up to ``longest``, long [b, K]. Of texts [b, S] the first
-    ``lengths`` [b] tokens count; ``ids``: the candidates, long [b, K]."""
-    column = torch.arange(texts.shape[1], device=texts.device)
-    matches = torch.zeros_like(texts)  # tokens before a position that equal the end of the text
-    still = (column < lengths[:, None]).long()
-    for back in range(1, longest):
-        before = texts.roll(back, 1)
-        end = texts.gather(1, (lengths - back).clamp_min(0)[:, None])
-        still = still * ((before == end) & (column >= back) & (lengths[:, None] >= back)).long()
-        matches = matches + still
-    found = (texts[:, None] == ids[..., None]) & (column < lengths[:, None])[:, None]
-    return torch.where(found, matches[:, None] + 1, 0).amax(-1)
 
 
 @method(
