@@ -211,7 +211,7 @@ class Speculative(PartSampler, DraftsWithModel):
         return self.parts.verifier()
 
     def make_drafter(self, target, draft):
-        verifier = self.make_verifier().on(target.space, target.device)
+        verifier = self.make_verifier().attach(target)
         if verifier.needs_greedy and target.sampling.temperature > 0:
             expected = f"0 with sampler.verifier {self.verifier}"
             raise bad_value("sampling.temperature", target.sampling.temperature, expected)

@@ -29,6 +29,7 @@ WITHOUT_REPLACEMENT = "without_replacement"  # each from what the earlier ones l
 RANKS = "ranks"  # the most probable ones, in their order: nothing is random
 TOP_AND_RANDOM = "top_and_random"  # one draw from all but the k - 1 most probable, then these
 POSITION = "position_noise"  # the largest log q + G, with the noise G of the position
+JUDGED = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, TOP_AND_RANDOM)  # by their distributions
 DRAWS = (WITH_REPLACEMENT, WITHOUT_REPLACEMENT, RANKS, TOP_AND_RANDOM, POSITION)
 NOTHING_DRAWN = (RANKS, POSITION)  # given the noise of positions
 
@@ -37,9 +38,6 @@ NODE = 1 << 32  # added to the position per node: nodes of one position have noi
 
 class Draft:
     """L drafts of each of b rows: a chain, or a tree.
-
-    Column j follows column ``parents[j]``, or the root, which is the last committed token. A parent
-    stands before its children, and siblings stand in the order in which they were drawn.
 
     Args:
         tokens: drafts, long [b, L], or latents [b, L, C].

@@ -38,19 +38,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.engine.draft import (
-    RANKS,
-    TOP_AND_RANDOM,
-    WITH_REPLACEMENT,
-    WITHOUT_REPLACEMENT,
-    Draft,
-    Verdict,
-    columns_of,
-)
+from gen.samplers.engine.draft import JUDGED, Draft, Verdict, columns_of
 from gen.samplers.engine.host import may_be_any
 
 if TYPE_CHECKING:
-    from gen.core.token_space import TokenSpace
     from gen.models.targets.causal import CausalTarget
     from gen.samplers.engine.step_context import StepContext
 
@@ -102,28 +93,16 @@ class Verifier:
     guarantee = "same_distribution"
     relaxed: ClassVar[bool] = False
     judges_trees: ClassVar[bool] = False
-    draws: ClassVar[tuple[str, ...]] = (
-        RANKS,
-        WITH_REPLACEMENT,
-        WITHOUT_REPLACEMENT,
-        TOP_AND_RANDOM,
-    )
+    draws: ClassVar[tuple[str, ...]] = JUDGED
     needs_greedy: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
-
-    @property
-    def hidden_layers(self) -> tuple[str, ...]:
-        return ()
-
-    def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
-        """Make the verifier for these tokens. Raises ``GenError`` if they lack what it needs."""
-        return self
+    hidden_layers: tuple[str, ...] = ()
 
     def attach(self, target: CausalTarget, weights: str | None = None) -> Verifier:
         """Make the verifier for a model. ``weights``: folder or name of trained weights, where it
         reads some; None for those that are embedded for the model. Raises ``GenError``: the model
         or its tokens lack what it needs, or the weights are not its."""
-        return self.on(target.space, target.device)
+        return self
 
     def decide(self, step: StepContext, draft: Draft, logp: Tensor) -> Decision:
         """Decide which drafts are accepted; arguments as in ``verify``."""

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
-from gen.samplers.engine.draft import RANKS, TOP_AND_RANDOM, WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from gen.samplers.engine.draft import JUDGED, RANKS, TOP_AND_RANDOM, WITH_REPLACEMENT
 
-KINDS = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, TOP_AND_RANDOM)
 POINTS = 400  # of the quadrature without replacement, whose error is below 1e-5
 
 
@@ -39,8 +38,8 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int, draws: str) -> Tensor:
         GenError: ``draws`` is another word, or k is not between 1 and V.
     """
     size = p.shape[-1]
-    if draws not in KINDS:
-        raise bad_value("draws", draws, " or ".join(KINDS))
+    if draws not in JUDGED:
+        raise bad_value("draws", draws, " or ".join(JUDGED))
     if not 1 <= k <= size:
         raise bad_value("k", k, f"1 to {size}, the tokens that there are")
     if draws == RANKS:

@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 from tabular import causal_target, space_of
 
 from gen.core.errors import GenError
+from gen.samplers.engine.draft import JUDGED as KINDS
 from gen.samplers.engine.draft import (
     POSITION,
     RANKS,
@@ -20,7 +21,7 @@ from gen.samplers.engine.draft import (
     WITH_REPLACEMENT,
     WITHOUT_REPLACEMENT,
 )
-from gen.samplers.verifiers.bounds import KINDS, optimal_acceptance
+from gen.samplers.verifiers.bounds import optimal_acceptance
 
 CLOSE = 1e-5  # of the quadrature
 

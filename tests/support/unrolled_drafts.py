@@ -39,7 +39,7 @@ def noted(net: EntryLayer, layers: tuple[str, ...], shape: Shape, draws: str) ->
     of = target(LENGTH, 20)
     of.at_most(2)
     nodes = Noted(of, "eagle", net, layers, of.sampling)
-    rule = registry.get("verifier", "recursive")().on(of.space, of.device)
+    rule = registry.get("verifier", "recursive")().attach(of)
     drafter = NodeDrafter(nodes, shape, draws, rule)
     decode_causal(of, CounterRNG([5, 6, 7]), drafter)
     return nodes.seen

@@ -33,21 +33,10 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.params import Params, number, text
 from gen.core.registry import register
-from gen.models.draft_heads.predictors import (
-    HISTORY,
-    Action,
-    SelectorNet,
-    root_features,
-    round_features,
-    times_of,
-)
+from gen.models.draft_heads import predictors
+from gen.models.draft_heads.predictors import Action, SelectorNet
+from gen.models.targets import trained_predictors as trained
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_predictors import (
-    COSTS,
-    SELECTOR_WHERE,
-    actions_of,
-    read_selector,
-)
 from gen.samplers.causal.shapes.base import Shape, TreeBuilder
 from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.rows import RowState
@@ -82,16 +71,18 @@ class Selected(Shape):
         """Trees that it chooses among."""
         folder = self.params.tree_selector
         if not folder:
-            raise bad_value(SELECTOR_WHERE, folder, f"a folder that `{RECIPE}` writes")
-        return actions_of(folder)
+            expected = f"a folder that `{RECIPE}` writes"
+            raise bad_value(trained.SELECTOR_WHERE, folder, expected)
+        return trained.actions_of(folder)
 
     @property
     def nodes(self) -> int:
         return max(n + k * length for n, k, length in self.actions)
 
     def attach(self, sampler: Any, target: CausalTarget, draft: Any) -> None:
-        net, rates = read_selector(self.params.tree_selector, sampler.drafter, target, draft)
-        rate = float(np.interp(self.params.draft_cost, COSTS, rates))
+        folder = self.params.tree_selector
+        net, rates = trained.read_selector(folder, sampler.drafter, target, draft)
+        rate = float(np.interp(self.params.draft_cost, trained.COSTS, rates))
         self.use(net, self.actions, rate)
 
     def use(self, net: SelectorNet, actions: tuple[Action, ...], rate: float = 0.0) -> None:
@@ -99,7 +90,7 @@ class Selected(Shape):
         to commit for the time of a pass of the target."""
         self.net, (self.weight, *_) = net, net.parameters()
         self.table = torch.tensor(actions, device=self.weight.device)  # [A, 3]
-        self.price = rate * times_of(self.table, self.params.draft_cost)
+        self.price = rate * predictors.times_of(self.table, self.params.draft_cost)
         self.most_trunk = max(n for n, _, _ in actions)
         most_paths = max(k for _, k, _ in actions)
         # drafts of path i in any action
@@ -109,9 +100,9 @@ class Selected(Shape):
     @torch.no_grad()
     def choose(self, builder: TreeBuilder) -> Tensor:
         """Return the action of each row, long [b, 3]."""
-        root = root_features(builder.rest[:, 0])
+        root = predictors.root_features(builder.rest[:, 0])
         if self.history is None:
-            self.history = root.new_zeros(len(root), HISTORY)
+            self.history = root.new_zeros(len(root), predictors.HISTORY)
         tokens = self.net(torch.cat([root, self.history], -1).to(self.weight.dtype))
         return self.table[(tokens - self.price).argmax(-1)]
 
@@ -144,6 +135,6 @@ class Selected(Shape):
         builder.compact(self.most_nodes)
 
     def learn(self, step, num_accepted, num_drafted, logp):
-        made = round_features(num_accepted, num_drafted, logp)
+        made = predictors.round_features(num_accepted, num_drafted, logp)
         goes_on = (step.left > 0)[:, None]
         self.history = torch.where(goes_on, made, self.history)

@@ -47,7 +47,7 @@ class Relaxed(Token):
 
     Attributes:
         relaxation: how much, in the verifier's own terms; 0 is not at all.
-        codebook: [n, D], the vectors of the first n token ids (``on`` sets it).
+        codebook: [n, D], the vectors of the first n token ids (``attach`` sets it).
         most: the largest relaxation.
         whole: takes whole numbers only.
         needs_codebook: compares the vectors of codes.
@@ -74,9 +74,10 @@ class Relaxed(Token):
     def guarantee(self) -> str:
         return "approximate" if self.relaxation else "same_distribution"
 
-    def on(self, space, device="cpu"):
-        if space.codebook is not None:
-            return dataclasses.replace(self, codebook=space.codebook.to(device))
+    def attach(self, target, weights=None):
+        codebook = target.space.codebook
+        if codebook is not None:
+            return dataclasses.replace(self, codebook=codebook.to(target.device))
         if self.needs_codebook:
             raise GenError(
                 "the verifiers lantern and lantern_pp compare the vectors of codes, and this"

@@ -69,7 +69,7 @@ class Lantern(Relaxed):
     neighbours: ClassVar[int] = 1000
 
     def credit(self, draft, logp):
-        assert self.codebook is not None, "the verifier has a codebook after on()"
+        assert self.codebook is not None, "attach comes first"
         log_p, table = draft_logp(draft, logp), nearest_codes(self.codebook, self.neighbours)
         around = table[draft.tokens.clamp_max(len(table) - 1)]
         mass = logp.gather(-1, around).exp()

@@ -46,7 +46,7 @@ def noted(shape: str) -> tuple[torch.nn.Module, list]:
     kind = registry.get("shape", "branching")
     made = kind(registry.params_of("shape", "branching")(branching="2-2-1"))
     made = Chain(None, DEPTH) if shape == "chain" else made
-    rule = registry.get("verifier", "recursive")().on(of.space, of.device)
+    rule = registry.get("verifier", "recursive")().attach(of)
     draws = "without_replacement" if shape == "tree" else "with_replacement"
     decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(nodes, made, draws, rule))
     return net, nodes.seen

@@ -154,7 +154,7 @@ def noted(name: str, shape: str) -> list:
     kind = registry.get("shape", "branching")
     made = kind(registry.params_of("shape", "branching")(branching="2-2-1"))
     made = Chain(None, 4) if shape == "chain" else made
-    rule = registry.get("verifier", "recursive")().on(of.space, of.device)
+    rule = registry.get("verifier", "recursive")().attach(of)
     draws = "without_replacement" if shape == "tree" else "with_replacement"
     decode_causal(of, CounterRNG([5, 6, 7]), NodeDrafter(nodes, made, draws, rule))
     return [(net, *one) for one in nodes.seen]
