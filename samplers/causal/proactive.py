@@ -68,12 +68,8 @@ def siblings(width: int, levels: int) -> list[list[tuple[int, list[int]]]]:
 
 
 class Siblings:
-    """Further candidates at the first positions of an iterate.
-
-    Args:
-        width: children of a node.
-        levels: levels of nodes with siblings.
-    """
+    """Further candidates at the first positions of an iterate: ``width`` children of a node, in
+    ``levels`` levels of nodes with siblings."""
 
     def __init__(self, width: int, levels: int):
         self.levels, self.turns = levels, siblings(width, levels)

@@ -53,13 +53,8 @@ MASKED = -1  # in the window
 
 
 class MaskedWindow(Drafter):
-    """Window of filled and masked positions behind the committed tokens.
-
-    Args:
-        target: the model with its items.
-        mask: id of the mask token.
-        sampler: the sampler, with its parameters.
-    """
+    """Window of filled and masked positions behind the committed tokens. ``mask``: id of the mask
+    token."""
 
     needs = frozenset({RAW_LOGPROBS})
     # tokens of positions n ... n + W - 1 of each row, long [b, W]

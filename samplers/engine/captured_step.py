@@ -33,12 +33,8 @@ if TYPE_CHECKING:  # it imports transformers
 
 
 class StepGraphs(RecordedSteps):
-    """Recorded steps of one run.
-
-    Args:
-        run: the run (``gen.samplers.engine.causal_loop.CausalRun``).
-        captured: recorded forward passes of its model.
-    """
+    """Recorded steps of one run (``gen.samplers.engine.causal_loop.CausalRun``), beside the
+    recorded forward passes of its model."""
 
     def __init__(self, run: Any, captured: Captured):
         super().__init__(captured, run.target, run.drafter.stores)

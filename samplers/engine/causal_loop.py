@@ -54,14 +54,12 @@ RAW_LOGPROBS, HIDDEN_STATES = NEEDS = ("raw_logprobs", "hidden_states")
 class Drafter(RowOwner):
     """Method in the causal loop: it proposes drafts, verifies them and observes the outcome.
 
-    State with one entry per row is declared as ``RowState``; the engine keeps it in step with the
-    rows.
-
     Attributes:
         window: columns computed per forward pass at most; drafts are at most ``window - 1``.
         targets: draft models of the same items, whose rows follow the batch.
         needs: capabilities asked of the target, of ``NEEDS``.
         hidden_layers: layers whose hidden states it needs (``StepOutput.hidden_states``).
+        nfe: forward passes of the draft model, of every item; None without a draft model.
         captures: whether ``propose`` and ``verify`` read no value on the host, of the step neither,
             and make tensors whose shapes depend on the numbers of rows and columns alone.
     """
@@ -71,11 +69,7 @@ class Drafter(RowOwner):
     needs: frozenset[str] = frozenset()
     hidden_layers: tuple[str, ...] = ()
     captures: bool = False
-
-    @property
-    def nfe(self) -> list[int] | None:
-        """Forward passes of the draft model, of every item; None without a draft model."""
-        return None
+    nfe: list[int] | None = None
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         """Draft tokens of the step's first columns, behind the committed ``tokens`` [b, T(, C)]."""
@@ -133,14 +127,8 @@ class Outcome:
 
 
 class CausalRun(SteppableRun):
-    """Rows of a causal loop: their tokens, how far each is, and the phases of a step.
-
-    Args:
-        target: model, prompts and sampling parameters of N items.
-        rng: source of every random decision.
-        drafter: the method.
-        trace: whether to record every step.
-        callback: called after every step with its number, the tokens and which are known.
+    """Rows of a causal loop, of N items: their tokens, how far each is, and the phases of a step.
+    ``callback``: called after every step with its number, the tokens and which are known.
 
     Attributes:
         bound: position before which rows wait for others (``advance``), or that of each item, int64
@@ -288,21 +276,10 @@ class CausalRun(SteppableRun):
             exists = self.column < self.room[:, None]
             positions = np.where(exists, positions, self.start[:, None])
             valid, widths = self.here(exists), np.minimum(self.room, width)
-        here, slots = self.here, self.slots
-        return CausalStep(
-            self.rng,
-            slots.rows,
-            here(self.round),
-            here(self.start),
-            here(positions),
-            valid,
-            widths,
-            self.start,
-            slots.items,
-            self.room,
-            here(self.room),
-            is_full,
-        )
+        arrays = self.round, self.start, positions, self.room
+        round, start, at, left = (self.here(x) for x in arrays)
+        host, rows = (widths, self.start, self.slots.items, self.room), self.slots.rows
+        return CausalStep(self.rng, rows, round, start, at, valid, *host, left, is_full)
 
     def recorded_step(self) -> CausalStep:
         """Describe the next step to its recording, which lays out the columns itself: with one copy
@@ -348,16 +325,9 @@ class CausalRun(SteppableRun):
         if draft.num_drafts is not None:  # masks behind the drafts
             drafted = drafted[:, : draft.num_drafts]
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
-        return Outcome(
-            accepted,
-            drafted,
-            known["token_ids"],
-            num_drafted,
-            committed,
-            columns,
-            known["failed"],
-            known["draft_failed"],
-        )
+        ids, failed, draft_failed = (known[x] for x in ("token_ids", "failed", "draft_failed"))
+        counts = num_drafted, committed, columns
+        return Outcome(accepted, drafted, ids, *counts, failed, draft_failed)
 
     def truncate_at_end(self, outcome: Outcome) -> None:
         """Cut what is committed off behind the first end or stop."""

@@ -13,13 +13,8 @@ if TYPE_CHECKING:
 
 
 class RowEnds:
-    """Tokens after which rows are over, as the host knows them.
-
-    A row that is over takes no further forward pass; the eos token fills its later positions.
-
-    Args:
-        target: target of the items.
-    """
+    """Tokens after which rows are over, as the host knows them. A row that is over takes no further
+    forward pass; the eos token fills its later positions."""
 
     def __init__(self, target: Target):
         space = target.space

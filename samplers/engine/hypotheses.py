@@ -93,12 +93,7 @@ class Item:
 
 
 class Search(ABC):
-    """Search of one item, which begins with one row: its prompt.
-
-    Args:
-        params: parameters of the method.
-        item: the item.
-    """
+    """Search of one item by the parameters of a method. It begins with one row: its prompt."""
 
     def __init__(self, params: Any, item: Item):
         self.params, self.item = params, item

@@ -24,9 +24,6 @@ NONE = -1  # no token: it matches nothing and follows nothing
 class Outputs:
     """Committed tokens of all items of a call.
 
-    Args:
-        target: the model with its items.
-
     Attributes:
         tokens: committed tokens of every item, ``NONE`` behind them, long [N, T].
         active: items of the last step, int64 [b].

@@ -216,14 +216,8 @@ def _moved(seen: deque[tuple[float, float]], slope: float, far: float) -> list[f
 
 
 class AutoWidth:
-    """Width of every step.
-
-    Args:
-        known: measurements so far, which it adds to.
-        rows: rows of the batch.
-        most: positions at most.
-        clock: gives seconds; None for the one of ``known``.
-    """
+    """Width of every step, at most ``most`` positions of ``rows`` rows, by measurements that it
+    adds to. ``clock``: gives seconds; None for the one of ``known``."""
 
     def __init__(
         self, known: Widths, rows: int, most: int, clock: Callable[[], float] | None = None

@@ -89,12 +89,7 @@ def best_finished(pools: list[Pool], rank: int) -> Text:
 
 
 class Pool:
-    """Live and finished hypotheses of one item.
-
-    Args:
-        params: parameters of the method.
-        size: number of hypotheses k.
-        item: the item.
+    """Live and finished hypotheses of one item, at most ``size`` of each.
 
     Attributes:
         live: texts that go on, the best one first.

@@ -34,10 +34,9 @@ def draft_model(of: str = "") -> Any:
 class DraftSource(RowOwner):
     """Distributions that the drafts of a tree are drawn from, node by node.
 
-    An object serves one call of a sampler. State with one entry per row is declared as
-    ``RowState``. A distribution that is -inf everywhere means that nothing is known there: the node
-    gets no children. A source with a drafter of chains of its own overrides ``make``; one that has
-    nothing else sets ``shapes`` to False.
+    An object serves one call of a sampler. A distribution that is -inf everywhere means that
+    nothing is known there: the node gets no children. A source with a drafter of chains of its own
+    overrides ``make``; one that has nothing else sets ``shapes`` to False.
 
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.

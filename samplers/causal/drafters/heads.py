@@ -92,13 +92,9 @@ class DepthNodes(DraftSource):
 
 
 class StateNodes(DraftSource):
-    """Distributions of a trained network that reads what the target has computed.
-
-    Args:
-        target: the model with its items.
-        method: name of the drafter, for messages.
-        sampling: sampling parameters of the drafts; None for the target's temperature alone.
-    """
+    """Distributions of a trained network that reads what the target has computed. ``method``: name
+    of the drafter, for messages; ``sampling``: sampling parameters of the drafts, None for the
+    target's temperature alone."""
 
     known = RowState(start=False)  # rows that have seen a forward pass, bool [b] on the host
 
@@ -184,13 +180,8 @@ def with_drafts(seen: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HeadNodes(StateNodes):
-    """Distributions of heads.
-
-    Args:
-        target: as of ``StateNodes``.
-        heads: networks of K depths.
-        layers: layers of the target whose hidden states the heads read.
-    """
+    """Distributions of heads, networks of K depths. ``layers``: layers of the target whose hidden
+    states they read."""
 
     state = RowState()  # states that the last committed tokens come from, [b, S D]
 
@@ -236,13 +227,8 @@ class HeadNodes(StateNodes):
 
 
 class EntryNodes(StateNodes):
-    """Distributions of a layer that drafts from entries.
-
-    Args:
-        target, method, sampling: as of ``StateNodes``.
-        layer: the layer.
-        layers: layers of the target whose hidden states it reads.
-    """
+    """Distributions of a layer that drafts from entries. ``layers``: layers of the target whose
+    hidden states it reads; the rest as of ``StateNodes``."""
 
     # keys and values by slot, [b, S + 1, 2, H, d], of the committed entries and of the block over
     # their features; the last slot takes what is not committed

@@ -38,10 +38,7 @@ class Hidden(DepthNodes, StateNodes):
     """Drafts with the target's upper layers, from states that trained maps make of one. Parameters:
     ``drafter_weights``.
 
-    Args:
-        target: the model with its items.
-        maps: the maps.
-        layer: layers of the target before them.
+    ``layer``: layers of the target before the maps.
     """
 
     needs_weights = True

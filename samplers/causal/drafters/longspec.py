@@ -30,12 +30,7 @@ KIND = "longspec"
 @register("drafter", KIND)
 class LongSpec(StateNodes):
     """Drafts with a trained layer over a window and the target's own keys and values. Parameters:
-    ``drafter_weights``.
-
-    Args:
-        target: the model with its items.
-        layer: the layer.
-    """
+    ``drafter_weights``."""
 
     needs_weights = True
 

@@ -51,11 +51,8 @@ TargetT = TypeVar("TargetT", bound=CausalTarget)
 
 
 class DraftModel(RowOwner):
-    """Who asks a draft model round by round: it brings along what was committed since.
-
-    Args:
-        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
-    """
+    """Who asks a draft model round by round, and brings along what was committed since. ``draft``:
+    its fresh target, under the distribution that drafts are drawn from."""
 
     # the furthest position whose distribution the draft model has been asked for, given what is
     # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
@@ -91,13 +88,7 @@ class DraftModel(RowOwner):
 
 
 class ModelDrafter(DraftModel, Drafter):
-    """Drafter of chains of a draft model.
-
-    Args:
-        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
-        verifier: decides which drafts are accepted.
-        policy: decides how long the chains are.
-    """
+    """Drafter of chains of a draft model, whose length the policy decides."""
 
     def __init__(self, draft: CausalTarget, verifier: Verifier, policy: LengthPolicy):
         super().__init__(draft)

@@ -64,11 +64,8 @@ STREAMING, FLEXDRAFT = "streaming", "flexdraft"
 
 
 class GroupNodes(DepthNodes):
-    """Distributions of the next drafts, from the group of masks behind the accepted ones.
-
-    Args:
-        depth: drafts k.
-    """
+    """Distributions of the next k = ``depth`` drafts, from the group of masks behind the accepted
+    ones."""
 
     # log-probabilities of k drafts, [b, k, V]; -inf in rows whose first pass is still to come
     logq = RowState(start=-torch.inf)
@@ -88,14 +85,8 @@ class GroupNodes(DepthNodes):
 
 
 class OnePassDrafter(NodeDrafter):
-    """Drafter of chains with a group of masks behind every prefix.
-
-    Args:
-        mask: id of the mask token.
-        depth: drafts k of a chain.
-        verifier: decides which drafts are accepted.
-        shift: masks of a group before that of the first draft.
-    """
+    """Drafter of chains of ``depth`` drafts with a group of masks, tokens of the id ``mask``,
+    behind every prefix; the first ``shift`` of a group stand before that of the first draft."""
 
     def __init__(self, mask: int, depth: int, verifier: Verifier, shift: int = 0):
         nodes = GroupNodes(depth)

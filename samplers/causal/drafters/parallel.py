@@ -51,12 +51,8 @@ MOST = 32  # masks of a dual stream behind the last token
 
 
 class ParallelNodes(DraftModel, DepthNodes):
-    """Distributions of a draft model at mask tokens.
-
-    Args:
-        draft: the draft model's target.
-        masks: ids of the mask tokens behind the last token, long [k - 1].
-    """
+    """Distributions of a draft model at mask tokens, whose ids ``masks``, long [k - 1], stand
+    behind the last token."""
 
     def __init__(self, draft: CausalTarget, masks: Tensor):
         super().__init__(draft)

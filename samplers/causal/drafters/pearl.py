@@ -53,13 +53,7 @@ from gen.samplers.verifiers.base import Verifier
 
 
 class PearlDrafter(DraftModel, Drafter):
-    """Drafter one round ahead of the target.
-
-    Args:
-        draft: fresh target of the draft model, under the distribution that drafts are drawn from.
-        verifier: decides which drafts are accepted.
-        length: drafts of a round.
-    """
+    """Drafter one round of ``length`` drafts ahead of the target."""
 
     # drafts that the target has not seen, long [b, g - 1], the log-probabilities [b, g - 1, V] that
     # they were drawn from, and how many there are, int64 [b] on the host

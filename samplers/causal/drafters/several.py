@@ -59,9 +59,7 @@ class Several(DraftSource):
     """Drafts with several models, each along paths of its own. Parameters: ``draft_model``, names
     joined by commas; ``draft_temperature``, ``draft_guidance``.
 
-    Args:
-        drafts: fresh targets of the M draft models.
-        paths: paths of a tree, of which number i is of model i mod M.
+    Path i of ``paths`` is of model i mod M.
     """
 
     needs_draft_model = True

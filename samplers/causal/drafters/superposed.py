@@ -32,11 +32,7 @@ from gen.samplers.engine.host import may_be_any
 @register("drafter", "superposed")
 class Superposed(ModelNodes):
     """Drafts with a model that reads a mixture of all drafts of a depth. Parameters:
-    ``draft_model``, ``draft_temperature``, ``draft_guidance``.
-
-    Args:
-        draft: fresh target of the draft model.
-    """
+    ``draft_model``, ``draft_temperature``, ``draft_guidance``."""
 
     needs_draft_model = True
 

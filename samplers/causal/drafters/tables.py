@@ -100,12 +100,8 @@ def prompt_tokens(target: CausalTarget) -> Tensor:
 
 
 class Context:
-    """Texts of a call: prompt and output of every row, and of finished items if asked.
-
-    Args:
-        target: the model with its items.
-        keeps: whether finished items are remembered.
-    """
+    """Texts of a call: prompt and output of every row, and of finished items where it ``keeps``
+    them."""
 
     def __init__(self, target: CausalTarget, keeps: bool = False):
         self.target, self.keeps = target, keeps
@@ -161,10 +157,6 @@ class ScopeParams(Params):
 
 class Table(DraftSource):
     """Distributions that come from a table of tokens.
-
-    Args:
-        target: the model with its items.
-        params: parameters of the drafter.
 
     Attributes:
         num_tokens: last tokens before a node that its weights depend on.

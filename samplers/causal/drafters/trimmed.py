@@ -23,13 +23,8 @@ from gen.samplers.engine.step_context import CausalStep
 
 
 class DraftVocab:
-    """Tokens that may be drafted.
-
-    Args:
-        target: the model with its items.
-        count: tokens that stay.
-        table: statistics of the model's tokens; None to count in each row's own text.
-    """
+    """Tokens that may be drafted, ``count`` of them, by statistics of the model's tokens; without a
+    table by counts in each row's own text."""
 
     def __init__(self, target: CausalTarget, count: int, table: TokenTable | None):
         self.size, self.ends = target.legal.shape[-1], target.space.ends

@@ -72,9 +72,6 @@ class Entering:
 class Initialiser(RowOwner):
     """Rule for the first drafts of positions.
 
-    Args:
-        target: the model with its items.
-
     Attributes:
         needs_draft_model: whether it asks a draft model, the sampler's or one of the target's own
             layers.

@@ -156,15 +156,8 @@ class IteratedInitialiser(Initialiser):
 
 @register("initialiser", "table")
 class TableInitialiser(IteratedInitialiser):
-    """Tokens that followed the same neighbours before; they correct the iterate, too.
-
-    Args:
-        table: counts that it begins with.
-        target: the model with its items.
-        redrafts: whether drafts that are carried on are corrected.
-        corrects: whether they are corrected from what the target said.
-        scope: item, or call to count finished items too.
-    """
+    """Tokens that followed the same neighbours before; they correct the iterate, too. ``table``:
+    counts that it begins with; ``scope``: item, or call to count finished items too."""
 
     has_table = True
 

@@ -69,12 +69,8 @@ HALF, DOWN = 0.5, 0.25  # of a draft, between the averages of two tiers
 
 
 class LengthPolicy(RowOwner):
-    """Number of drafts of each row.
-
-    Args:
-        rows: rows of the batch.
-        length: the sampler's ``num_speculative_tokens``.
-        params: parameters of the policy, those that it was registered with.
+    """Number of drafts of each of some rows. ``length``: the sampler's ``num_speculative_tokens``;
+    ``params``: parameters of the policy, those that it was registered with.
 
     Attributes:
         lengths: drafts of each row in the next step at most, int64 [b], on the host.

@@ -63,8 +63,6 @@ class BudgetParams(Params):
 class Shape(RowOwner):
     """Shape of the drafts of a round.
 
-    State with one entry per row is declared as ``RowState``.
-
     Args:
         params: those that the shape was registered with.
         auto: decides the budget of every round (``gen.samplers.engine.window``), by the time of
@@ -130,14 +128,8 @@ class Shape(RowOwner):
 
 
 class TreeBuilder:
-    """Tree of drafts that grows column by column.
-
-    A distribution that is -inf everywhere has no children: the source knows nothing there.
-
-    Args:
-        step: context of the step.
-        tokens: committed tokens of the rows, long [b, T].
-        drafter: whose tree it is.
+    """Tree of drafts that grows column by column, behind committed tokens, long [b, T]. A
+    distribution that is -inf everywhere has no children: the source knows nothing there.
 
     Attributes:
         draws: how siblings are drawn, one of ``DRAWS``.
@@ -330,15 +322,8 @@ def trimmed(draft: Draft, by_column: bool) -> Draft:
 
 
 class NodeDrafter(Drafter):
-    """Drafter of trees.
-
-    Args:
-        nodes: distributions of the drafts.
-        shape: which nodes get children.
-        draws: how siblings are drawn.
-        verifier: decides which drafts are accepted.
-        vocab: tokens that may be drafted; None for all.
-    """
+    """Drafter of trees: of nodes with distributions, in a shape, with a way to draw siblings and a
+    verifier. ``vocab``: tokens that may be drafted; None for all."""
 
     def __init__(
         self,
