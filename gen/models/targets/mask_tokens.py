@@ -46,12 +46,22 @@ def learned_mask(target: CausalTarget, method: str, mask: int | None) -> int:
     )
 
 
-def mask_token(target: CausalTarget, drafter: str) -> int:
+def mask_token(target: CausalTarget, drafter: str, weights: str | None = None) -> int:
     """Return the mask token of a network that was trained to be causal and masked at once.
 
+    Args:
+        target: the model with its items.
+        drafter: the drafter that it is itself.
+        weights: folder of the drafter's weights, which it cannot have.
+
     Raises:
-        GenError: see ``learned_mask``.
+        GenError: there are weights; or see ``learned_mask``.
     """
+    if weights is not None:
+        raise GenError(
+            f"sampler.drafter_weights is {weights!r}, and the drafter {drafter} is the target"
+            " itself; expected None"
+        )
     config = language_model(target, drafter).config
     mask = config_field(config, "mask_token_id")
     if mask is not None:

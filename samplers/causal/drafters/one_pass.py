@@ -43,7 +43,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError
 from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.registry import register
@@ -152,13 +151,8 @@ class Streaming(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        if sampler.drafter_weights is not None:
-            raise GenError(
-                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
-                f" {STREAMING} is the target itself; expected None"
-            )
+        mask = mask_token(target, STREAMING, sampler.drafter_weights)
         require_plain_history(target, f"the drafter {STREAMING}")
-        mask = mask_token(target, STREAMING)
         depth = int(sampler.num_speculative_tokens)
         return OnePassDrafter(mask, depth, verifier, shift=1)
 

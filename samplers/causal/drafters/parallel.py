@@ -30,7 +30,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.models.adapters.draft_models import PromptTokens, masked_network, prompt_model
 from gen.models.adapters.protocols import SharedModel
@@ -134,11 +133,6 @@ class DualStream(ParallelNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        if sampler.drafter_weights is not None:
-            raise GenError(
-                f"sampler.drafter_weights is {sampler.drafter_weights!r}, and the drafter"
-                " dual_stream is the target itself; expected None"
-            )
-        mask = mask_token(target, "dual_stream")
+        mask = mask_token(target, "dual_stream", sampler.drafter_weights)
         masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
         return cls(draft_target(target, language_model(target, "dual_stream")), masks)

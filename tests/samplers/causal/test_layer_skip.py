@@ -24,7 +24,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.causal.drafters.own_layers import LayerSkipParams
+from gen.samplers.causal.drafters.own_layers import EarlyExitParams, LayerSkipParams
 
 PLANS = {
     "layer_skip": {"drafter": "layer_skip", "kept_layers": "0,2"},
@@ -93,6 +93,13 @@ def test_length_policies_go_with_it(policy):
     sampler = speculative(**PLANS["layer_skip"], policy=policy, num_speculative_tokens=4)
     assert not sampler.drafted
     assert all(s.draft_nfe for s in run(sampler).stats)
+
+
+def test_windows_begin_with_the_layers_that_the_drafters_keep():
+    """speculative_jacobi states the defaults of drafters whose file it does not import."""
+    jacobi = registry.get("sampler", "speculative_jacobi")()
+    assert jacobi.kept_layers == LayerSkipParams.kept_layers
+    assert jacobi.exit_layer == EarlyExitParams.exit_layer
 
 
 def test_a_share_keeps_the_first_and_the_last_layer():
