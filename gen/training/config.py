@@ -139,7 +139,7 @@ class TrainingConfig:
         merge: write the weights with the adapters of ``lora`` added, too.
         sampling: default sampling parameters of the model, such as ``{temperature: 0.7}``, over
             those of its modality.
-        samples: prompts that the trained model is asked for at the end.
+        samples: prompts, or rows of a job, that the trained model is asked for at the end.
         sample_every: steps after which it is asked for them, too, at the next checkpoint; 0 for
             the end alone.
         drafter: options of the objective ``drafter``.
@@ -172,7 +172,7 @@ class TrainingConfig:
     lora: LoRA | None = None
     merge: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    samples: tuple[str, ...] = ()
+    samples: tuple[str | dict[str, Any], ...] = ()
     sample_every: int = 0
     drafter: Drafter = Drafter()
     frontend: Frontend = Frontend()
@@ -252,7 +252,7 @@ def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
         if isinstance(values.get(key), Mapping):
             values[key] = _node(key, cls, values[key], where)
     samples = values.get("samples") or ()
-    if isinstance(samples, str) or not all(isinstance(s, str) for s in samples):
+    if isinstance(samples, str) or not all(isinstance(s, (str, dict)) for s in samples):
         raise bad_value("samples", samples, "a list of prompts", where)
     values["samples"] = tuple(samples)
     values["sampling"] = _sampling(values.get("sampling") or {}, where)

@@ -11,18 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gen.contracts.condition import Condition
 from gen.core.checks import check_int
+from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError, bad_value, cut_list, describe, unknown
 from gen.core.files import put_text, sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
+from gen.media.fit import BUCKET, FITS, Size, bucket
+from gen.media.given import is_data_uri
+from gen.modalities.condition_medium import MODALITIES, ConditionMedium
 from gen.modalities.text_encoder import TextEncoder
 from gen.tokenizers.text.trained import TrainedTokenizer
 from gen.training.copies import require_shiftable, shifted_copies
-from gen.training.fit import BUCKET, FITS, Size, bucket
 from gen.training.frontends import (
     Encoder,
     load_encoder,
@@ -33,6 +37,7 @@ from gen.training.frontends import (
 from gen.training.prompts import (
     AUTO,
     BUILT_IN,
+    OWN,
     STATES,
     VOCAB_SIZE,
     Captions,
@@ -43,7 +48,7 @@ from gen.training.prompts import (
 from gen.training.reconstruction import (
     FIGURES,
     FOLDER,
-    KINDS,
+    MEASURED,
     SHOWN,
     limit_text,
     reconstruct,
@@ -61,10 +66,10 @@ from gen.training.shards import (
     write_shard,
 )
 from gen.training.sources import (
+    Found,
     Medium,
     Source,
     find_sources,
-    left_out,
     read_source,
     spelled_counts,
 )
@@ -81,7 +86,7 @@ class EncodeOptions:
     Attributes:
         frontend: zoo name or folder of the frontend; None for the modality's own.
         size: size of the media, such as ``64x64``; None for that of the modality's own models.
-        resize: how media of another size are made to fit (``gen.training.fit.Size``): ``crop``,
+        resize: how media of another size are made to fit (``gen.media.fit.Size``): ``crop``,
             ``pad`` or ``bucket``; empty refuses them.
         skip_unreadable: leave out files that cannot be read.
         shard_items: sources of a shard.
@@ -97,6 +102,12 @@ class EncodeOptions:
             names.
         copies: codes of every image or sound: those of the medium, and of copies that are shifted a
             little (``gen.training.copies``).
+        given: folder of media of the same names, which stand in the conditions; None for those that
+            a table states, if it does.
+        given_frontend: zoo name or folder of their frontend; None for that of the media if both are
+            of one modality, else for their modality's own.
+        given_size: size of them; None for that of the media if both are of one modality, else for
+            that of their modality's own models.
     """
 
     frontend: str | None = None
@@ -111,6 +122,9 @@ class EncodeOptions:
     text_encoder: str | None = None
     labels: str = ""
     skeleton: str | None = None
+    given: str | None = None
+    given_frontend: str | None = None
+    given_size: str | None = None
 
 
 def encode_folder(
@@ -139,9 +153,13 @@ def encode_folder(
     """
     options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
     check_options(options, modality)
-    sources, encoder, size = prepare(modality, folder, options, progress)
+    found, encoder, size = prepare(modality, folder, options, progress)
+    sources = found.sources
     text_encoder = find_text_encoder(options, encoder, sources)
+    medium = find_medium(options, found, encoder, size, progress)
     asked = options.tokenizer if text_encoder is None else BUILT_IN
+    if medium is not None and asked == AUTO:  # the built-in language is one of captions alone
+        asked = OWN if texts_of(sources) else BUILT_IN
     choice = Choice.of(asked, options.vocab_size, encoder, sources)
     tokenizer = choice.tokenizer(dest, encoder, sources)
     reads, captions = text_encoder or tokenizer, None
@@ -150,6 +168,8 @@ def encode_folder(
     elif reads is not None:
         captions = Captions.fitted(reads, sources)
     about = describe_tokens(encoder, size) | describe_captions(captions)
+    if medium is not None:
+        about["given"] = medium.to_dict()
     if options.copies > 1:
         about["copies"] = options.copies
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
@@ -160,7 +180,7 @@ def encode_folder(
         keep_reader(reads, captions, sources, dest)
         progress.note(f"{describe_reader(reads, captions)}. {choice.reason}".rstrip(" ."))
     skeleton = None if options.skeleton is None else read_json(Path(options.skeleton))
-    work = Encoding(encoder, size, captions, options.copies, skeleton)
+    work = Encoding(encoder, size, captions, options.copies, skeleton, medium)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
     reasons = {n: r for s in shards for n, r in s.skipped.items()}
@@ -171,7 +191,7 @@ def encode_folder(
             f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
             f" {spelled_reasons(reasons, 3)}"
         )
-    about["left_out"] = left_out(folder, modality)
+    about["left_out"] = found.left_out
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
 
 
@@ -207,28 +227,61 @@ def find_text_encoder(
     return TextEncoder(options.text_encoder)
 
 
+def find_medium(
+    options: EncodeOptions, found: Found, encoder: Encoder, size: Size, progress: Silent
+) -> ConditionMedium | None:
+    """Return what is read of the media in the conditions; None where there are none.
+
+    Raises:
+        GenError: options that do not go with such conditions, or without them.
+    """
+    if found.pairs is None:
+        for key in ("given_frontend", "given_size"):
+            if (value := getattr(options, key)) is not None:
+                raise bad_value(key, value, "media in the conditions, too (--given FOLDER)")
+        return None
+    if options.copies > 1:
+        raise bad_value("copies", options.copies, "1 beside media in the conditions")
+    if options.tokenizer == BUILT_IN and texts_of(found.sources):
+        expected = f"{OWN!r} for captions beside media in the conditions"
+        raise bad_value("tokenizer", options.tokenizer, expected)
+    part, partners = found.pairs.part, found.pairs.partners
+    modality, asked = MODALITIES[part], options.given_size
+    reads, is_same = encoder, modality == encoder.modality.name
+    if options.given_frontend is not None or not is_same:
+        reads = load_encoder(modality, options.given_frontend)
+    if asked is None and is_same:
+        asked = "x".join(map(str, size.axes))
+    shape = size_of(reads, asked, options.resize)
+    files = [Source(n, Path(p)) for n, p in partners.items() if not is_data_uri(p)]
+    survey = Survey.of(files, KINDS[part])
+    for line in (*survey.lines(), *survey.fitted(shape, reads.frontend.rate)):
+        progress.note(f"in the conditions: {line}")
+    return ConditionMedium.of_frontend(part, reads.name, reads.frontend, shape)
+
+
 def prepare(
     modality: str, folder: str | Path, options: EncodeOptions, progress: Silent
-) -> tuple[list[Source], Encoder, Size]:
+) -> tuple[Found, Encoder, Size]:
     """Say what is in a folder by the headers of its files, load the frontend, and say how the
     media are made to fit.
 
     Returns:
-        The sources, the encoder, and the size that media must have.
+        What the folder holds, the encoder, and the size that media must have.
     """
     kind = modality_of(modality).media_kind
-    sources = find_sources(folder, modality, options.labels)
-    survey = Survey.of(sources, str(kind))
-    for line in survey.lines():
+    found = find_sources(folder, modality, options.labels, options.given)
+    survey = Survey.of(found.sources, str(kind))
+    for line in (*survey.lines(), *(found.pairs.lines() if found.pairs else ())):
         progress.note(line)
-    if others := left_out(folder, modality):
-        count = plural(sum(others.values()), "file")
-        progress.note(f"left out {count} of other kinds: {spelled_counts(others)}")
+    if found.left_out:
+        count = plural(sum(found.left_out.values()), "file")
+        progress.note(f"left out {count} of other kinds: {spelled_counts(found.left_out)}")
     encoder = load_encoder(modality, options.frontend, options.device)
     size = fitting(encoder, options, survey)
     for line in survey.fitted(size, encoder.frontend.rate or encoder.modality.frame_rate):
         progress.note(line)
-    return sources, encoder, size
+    return found, encoder, size
 
 
 def fitting(encoder: Encoder, options: EncodeOptions, survey: Survey) -> Size:
@@ -249,7 +302,7 @@ def measured(
     Returns:
         ``reconstruction`` for the manifest; nothing for media that cannot be measured.
     """
-    if work.encoder.modality.media_kind not in KINDS:
+    if work.encoder.modality.media_kind not in MEASURED:
         return {}
     kept = dest / FOLDER / FIGURES
     if kept.is_file() and (found := read_json(kept)).pop("plan", "") == mark:
@@ -279,9 +332,18 @@ def make_plan(
         **about,
         "shard_items": options.shard_items,
         **({} if options.skeleton is None else {"skeleton": sha256(Path(options.skeleton))}),
-        "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
+        "files": {p: sha256(Path(p)) for p in sorted({*map(str, files_of(sources))})},
         "sources": [[s.name, s.condition] for s in sources],
     }
+
+
+def files_of(sources: list[Source]) -> list[str | Path]:
+    """Return the files of sources and of the media in their conditions."""
+    found: list[str | Path] = [s.path for s in sources]
+    for source in sources:
+        media = [path for part in KINDS for path in (source.condition or {}).get(part, ())]
+        found += [path for path in media if not is_data_uri(path)]
+    return found
 
 
 def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
@@ -415,6 +477,7 @@ class Encoding:
         captions: captions with a tokenizer of their own; None for the modality's language.
         copies: samples of every medium, one behind the other.
         skeleton: joint of BVH files for every joint of gen's; None for the usual names.
+        medium: what is read of the media in the conditions; None where there are none.
     """
 
     encoder: Encoder
@@ -422,6 +485,7 @@ class Encoding:
     captions: Captions | None = None
     copies: int = 1
     skeleton: dict[str, str] | None = None
+    medium: ConditionMedium | None = None
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -429,7 +493,7 @@ class Encoding:
         signals: list[Tensor] = []
         for source in sources:
             try:
-                found = self.read(source)
+                found, given = self.read(source), self.given(source)
             except Exception as error:  # what a decoder of files raises is open
                 out.skipped[source.name] = describe(error)
                 continue
@@ -437,9 +501,20 @@ class Encoding:
                 signals += shifted_copies(signal, self.copies, name)
                 out.sources += [name] * self.copies
                 out.conditions += [condition] * self.copies
+                out.given += given
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
         out.read += len(sources)
+
+    def given(self, source: Source) -> list[Tensor]:
+        """Return the tokens of the medium in a source's condition, long [slots], if there is one.
+
+        Raises:
+            GenError: it cannot be read, or has another size.
+        """
+        if self.medium is None:
+            return []
+        return [torch.tensor(self.medium.ids(self.medium.read(Condition.of(source.condition))))]
 
     def read(self, source: Source) -> list[tuple[str, dict[str, Any] | None, Tensor]]:
         """Read a source: name, condition and signal of every sample.
@@ -447,6 +522,8 @@ class Encoding:
         Raises:
             GenError: the file cannot be read, or has another size or condition.
         """
+        if source.problem:
+            raise GenError(source.problem)
         modality, rate = self.encoder.modality, self.encoder.frontend.rate
         resize, horizon = bool(self.size.resize), self.encoder.horizon
         media = read_source(source, modality, horizon, resize, rate, self.skeleton)
@@ -454,12 +531,15 @@ class Encoding:
         parts = []
         for medium in media:
             fitted = self.size.fit(medium.media, source.name)
-            if len(fitted) > 1 and medium.condition and modality.name in TRANSCRIBED:
-                samples, step = len(medium.media), self.encoder.frontend.config.compression[0]
+            is_whole = modality.name in TRANSCRIBED or self.medium is not None
+            if len(fitted) > 1 and medium.condition and is_whole:
+                what = "transcript" if self.medium is None else "condition"
+                count, step = len(medium.media), self.encoder.frontend.config.compression[0]
+                second = rate or modality.frame_rate
                 raise GenError(
-                    f"{source.name} lasts {samples / rate:.2f} s, and its transcript is of all of"
-                    f" it; expected at most {self.size.axes[0] / rate:g} s (--size"
-                    f" {-(-samples // step) * step} makes room)"
+                    f"{source.name} lasts {count / second:.2f} s, and its {what} is of all of it;"
+                    f" expected at most {self.size.axes[0] / second:g} s (--size"
+                    f" {-(-count // step) * step} makes room)"
                 )
             parts += [(medium.condition, self.encoder.frontend.preprocess(m)) for m in fitted]
         names = (
@@ -474,7 +554,7 @@ class Encoding:
         for medium in media:
             if medium.condition is not None and self.captions is not None:
                 self.captions.check(medium.condition)
-            elif medium.condition is not None:
+            elif medium.condition is not None and self.medium is None:
                 check_condition(self.encoder, medium.condition)
 
 

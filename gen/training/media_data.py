@@ -13,8 +13,8 @@ from torch import Tensor
 from gen.core.errors import GenError, describe
 from gen.core.files import sha256
 from gen.core.tables import plural
+from gen.media.fit import CROP, Size
 from gen.training.encode import spelled_reasons
-from gen.training.fit import CROP, Size
 from gen.training.frontends import Encoder, load_encoder, size_of
 from gen.training.shards import fingerprint
 from gen.training.sources import find_sources, read_source
@@ -66,7 +66,7 @@ def load_media(
     """
     encoder = load_encoder(modality)
     shape = size_of(encoder, size or None, CROP)
-    sources, signals, skipped = find_sources(folder, modality), [], {}
+    sources, signals, skipped = find_sources(folder, modality).sources, [], {}
     for source in sources:
         try:
             for medium in read_source(source, encoder.modality, 0, True, encoder.frontend.rate):

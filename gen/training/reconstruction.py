@@ -23,7 +23,7 @@ from gen.training.frontends import Encoder
 FOLDER, PAIRS, FIGURES = "reconstruction", "pairs.png", "figures.json"
 SHOWN = 8  # media that are measured and drawn
 HEARD = 4  # sounds that are written
-KINDS = ("image", "video", "audio")  # media that can be measured
+MEASURED = ("image", "video", "audio")  # media that can be measured
 TRAINED = {"image": "image", "speech": "speech", "audio": "speech"}  # by modality: what to train
 LEAST_PSNR = 24.0  # dB; below it details of photos are gone
 MOST_MEL = 8.0  # dB; above it sounds are another sound
@@ -101,7 +101,7 @@ def reconstruct(encoder: Encoder, signals: list[Tensor]) -> Reconstruction | Non
     """Encode and decode signals of ``preprocess``, at most ``SHOWN``; None for media that cannot be
     measured."""
     kind = str(encoder.modality.media_kind)
-    if kind not in KINDS or not signals:
+    if kind not in MEASURED or not signals:
         return None
     frontend, values, pairs = encoder.frontend, [], []
     for signal in signals[:SHOWN]:

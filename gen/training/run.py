@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from gen.bench.curve import put_page
 from gen.bench.plots import COLOURS, Point, axis, panel
 from gen.config.job import make_job
+from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
 from gen.core.tables import plural
@@ -98,7 +99,7 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         "steps": loop.step,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
-        "use": command(data, written, config.samples),
+        "use": command(data, written, [s for s in config.samples if isinstance(s, str)]),
     }
 
 
@@ -113,8 +114,12 @@ def save(task: Task, out: Path) -> Written:
 def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
     """Return a command line that samples from what a run has written, with one of its prompts."""
     said = [parts["text"] for parts in data.conditions if parts and parts.get("text")]
-    prompt = [text for text in (*samples, *said) if text][:1]
-    words = ["gen", "sample", data.manifest["modality"], *prompt, "--model", written.model]
+    prompt, media = [text for text in (*samples, *said) if text][:1], []
+    if data.medium is not None:
+        parts = next(parts for parts in data.conditions if parts)
+        prompt = [parts["text"]] if parts.get("text") else []
+        media = [f"--{KINDS[data.medium.part]}", *parts[data.medium.part]]
+    words = ["gen", "sample", data.manifest["modality"], *prompt, *media, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]
     return shlex.join(words)
