@@ -167,9 +167,7 @@ def encode_folder(
         encoder = own_encoder(tokenizer, encoder)
     elif reads is not None:
         captions = Captions.fitted(reads, sources)
-    about = describe_tokens(encoder, size) | describe_captions(captions)
-    if medium is not None:
-        about["given"] = medium.to_dict()
+    about = describe_tokens(encoder, size) | describe_conditions(captions, medium)
     if options.copies > 1:
         about["copies"] = options.copies
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
@@ -183,14 +181,8 @@ def encode_folder(
     work = Encoding(encoder, size, captions, options.copies, skeleton, medium)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
-    reasons = {n: r for s in shards for n, r in s.skipped.items()}
-    if not options.skip_unreadable:
-        refuse_unreadable(reasons, len(sources), "" if choice.is_own else choice.reason)
-    if not any(s.tokens for s in shards):
-        raise GenError(
-            f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
-            f" {spelled_reasons(reasons, 3)}"
-        )
+    hint = "" if choice.is_own else choice.reason
+    refuse_unreadable(shards, sources, folder, options.skip_unreadable, hint)
     about["left_out"] = found.left_out
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
 
@@ -364,9 +356,13 @@ def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
     }
 
 
-def describe_captions(captions: Captions | None) -> dict[str, Any]:
-    """Return what a manifest says of captions with a tokenizer of their own."""
-    return {} if captions is None else {"captions": captions.to_dict()}
+def describe_conditions(
+    captions: Captions | None, medium: ConditionMedium | None
+) -> dict[str, Any]:
+    """Return what a manifest says of captions with a tokenizer of their own, and of media in the
+    conditions."""
+    found = {"captions": captions, "given": medium}
+    return {name: part.to_dict() for name, part in found.items() if part is not None}
 
 
 def keep_reader(
@@ -452,13 +448,21 @@ def _shard(
     return shard
 
 
-def refuse_unreadable(skipped: dict[str, str], total: int, hint: str = "") -> None:
-    """Raise ``GenError`` with the names of all files that cannot be read, and a hint."""
-    if skipped:
+def refuse_unreadable(
+    shards: list[Shard], sources: list[Source], folder: str | Path, may_skip: bool, hint: str
+) -> None:
+    """Raise ``GenError`` with the names of all files that cannot be read and a hint, unless they
+    may be left out; and where none can be read."""
+    skipped = {name: reason for shard in shards for name, reason in shard.skipped.items()}
+    total = plural(len(sources), "source")
+    if skipped and not may_skip:
         raise GenError(
-            f"{len(skipped)} of {plural(total, 'source')} cannot be read:"
-            f" {spelled_reasons(skipped, 10)}. The others are encoded; --skip-unreadable leaves"
-            f" these out{hint}"
+            f"{len(skipped)} of {total} cannot be read: {spelled_reasons(skipped, 10)}. The others"
+            f" are encoded; --skip-unreadable leaves these out{hint}"
+        )
+    if not any(shard.tokens for shard in shards):
+        raise GenError(
+            f"none of the {total} of {folder} can be read: {spelled_reasons(skipped, 3)}"
         )
 
 
