@@ -61,6 +61,8 @@ class ConditionMedium:
         axes, resize: size that the medium must have (``gen.media.fit.Size``).
         slots: its tokens.
         codes: ids of the tokens.
+        is_shared: whether the outputs are of the same frontend, so that the tokens have the ids of
+            theirs; else they have ids of their own.
         base: folder that ``frontend_name`` may lie in.
     """
 
@@ -71,16 +73,20 @@ class ConditionMedium:
     resize: str
     slots: int
     codes: int
+    is_shared: bool
     base: Path | None = None
 
     @classmethod
-    def of_frontend(cls, part: str, name: str, frontend: TokenFrontend, size: Size) -> Any:
-        """Return what a model reads of media of a size by the codes of a frontend."""
+    def of_frontend(
+        cls, part: str, name: str, frontend: TokenFrontend, size: Size, is_shared: bool
+    ) -> Any:
+        """Return what a model reads of media of a size by the codes of a frontend; the attributes
+        say more."""
         sizes, steps = frontend.config.codebook_sizes, frontend.config.compression
         cells = [n // s for n, s in zip(size.axes, steps, strict=True)]
         slots = len(sizes) * int(np.prod(cells))
         digest = codebook_digest(frontend.fingerprint)
-        made = cls(part, name, digest, size.axes, size.resize, slots, sum(sizes))
+        made = cls(part, name, digest, size.axes, size.resize, slots, sum(sizes), is_shared)
         made.__dict__["frontend"] = frontend  # in the place of ``cached_property``
         return made
 
@@ -92,6 +98,11 @@ class ConditionMedium:
     def to_dict(self) -> dict[str, Any]:
         """Return what a manifest or the config of a model says of it."""
         return {k: v for k, v in asdict(self).items() if k != "base"} | {"axes": list(self.axes)}
+
+    @property
+    def words(self) -> int:
+        """Ids that the tokens add to those of the outputs."""
+        return 0 if self.is_shared else self.codes
 
     @property
     def noun(self) -> str:

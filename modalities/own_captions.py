@@ -52,6 +52,7 @@ class OwnCaptions:
     rate: int
     slots: int
     words: int
+    first_code: int
     unconditional: list[int]
     tokenizer: TrainedTokenizer | TextEncoder | None = None
     medium: ConditionMedium | None = None
@@ -68,7 +69,12 @@ class OwnCaptions:
             self.accepts, self.most = frozenset({"text", self.medium.part}), {self.medium.part: 1}
         if self.tokenizer is not None or self.medium is not None:
             self.slots = config["prefix_length"]
-            self.words = self._first_code + (self.medium.codes if self.medium else 0)
+            self.words = 1 + (self.tokenizer.size if self.tokenizer is not None else 0)
+            self.first_code = self.words
+            if self.medium is not None:
+                self.words += self.medium.words
+                if self.medium.is_shared:  # words count from the ids behind those of the outputs
+                    self.first_code = -config["codebook_size"]
             self.unconditional = [EMPTY] * self.slots
 
     @property
@@ -85,11 +91,6 @@ class OwnCaptions:
     def caption_slots(self) -> int:
         """Slots of a caption."""
         return self.slots - (self.medium.slots if self.medium else 0)
-
-    @property
-    def _first_code(self) -> int:
-        """Word of a medium's first code: those of captions come before."""
-        return 1 + (self.tokenizer.size if self.tokenizer is not None else 0)
 
     def parse(self, condition: Condition) -> str | CaptionedMedium:
         condition.require(self.accepts, f"model {self.model_name}", self.most)
@@ -138,7 +139,7 @@ class OwnCaptions:
             caption, codes = condition.caption, self.medium.ids(condition.medium)
         words = [1 + t for t in self.tokenizer.ids(caption)] if self.tokenizer is not None else []
         empty = self.unconditional[len(words) + len(codes) :]
-        return words + empty + [self._first_code + code for code in codes]
+        return words + empty + [self.first_code + code for code in codes]
 
     def bind(self, config: Any, frontend: Any, model_name: str) -> Binding:
         """Bind a model whose prompts are tokens, or the states of a text encoder."""

@@ -17,7 +17,7 @@ from gen.core.paths import expand_user
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 OBJECTIVES = ("causal", "masked", "block", "drafter", "frontend")
-FRONTENDS = ("image", "speech")  # modalities whose frontends can be trained
+FRONTENDS = ("image", "speech", "video", "motion")  # modalities whose frontends can be trained
 AUTO, FLOAT32, BFLOAT16 = PRECISIONS = ("auto", "float32", "bfloat16")
 SIZES = {  # channels and layers of new models
     "tiny": (64, 2),
@@ -85,8 +85,8 @@ class Frontend:
     """Options of the objective ``frontend``.
 
     Attributes:
-        modality: ``image`` (vector quantisation) or ``speech`` (residual quantisation of any
-            sounds).
+        modality: ``image``, ``video`` or ``motion`` (vector quantisation), or ``speech`` (residual
+            quantisation of any sounds).
         size: size of the media, such as ``64x64``, or samples of sounds; empty for that of the
             modality's models.
         codes: vectors of a codebook.

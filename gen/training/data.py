@@ -57,7 +57,7 @@ class TokenData:
         if self.captions is not None:
             slots, words = self.captions.slots, words + self.captions.tokenizer.size
         if self.medium is not None:
-            slots, words = slots + self.medium.slots, words + self.medium.codes
+            slots, words = slots + self.medium.slots, words + self.medium.words
         return slots, words
 
     @property

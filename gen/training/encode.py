@@ -48,9 +48,9 @@ from gen.training.prompts import (
 from gen.training.reconstruction import (
     FIGURES,
     FOLDER,
-    MEASURED,
     SHOWN,
     limit_text,
+    measured_kind,
     reconstruct,
 )
 from gen.training.shards import (
@@ -249,7 +249,8 @@ def find_medium(
     survey = Survey.of(files, KINDS[part])
     for line in (*survey.lines(), *survey.fitted(shape, reads.frontend.rate)):
         progress.note(f"in the conditions: {line}")
-    return ConditionMedium.of_frontend(part, reads.name, reads.frontend, shape)
+    is_shared = is_same and reads.digest == encoder.digest
+    return ConditionMedium.of_frontend(part, reads.name, reads.frontend, shape, is_shared)
 
 
 def prepare(
@@ -294,7 +295,7 @@ def measured(
     Returns:
         ``reconstruction`` for the manifest; nothing for media that cannot be measured.
     """
-    if work.encoder.modality.media_kind not in MEASURED:
+    if measured_kind(work.encoder.modality) is None:
         return {}
     kept = dest / FOLDER / FIGURES
     if kept.is_file() and (found := read_json(kept)).pop("plan", "") == mark:

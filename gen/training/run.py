@@ -176,8 +176,8 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
 
     def show() -> tuple[Path, Reconstruction]:
         task.model.eval()
-        made = reconstruct(task.frontend(), [*data.batch(measured[:SHOWN])])
-        assert made is not None, "images and sounds can be measured"
+        made = reconstruct(task.frontend(), [*task.signals(measured[:SHOWN])])
+        assert made is not None, "what can be trained can be measured"
         task.model.train()
         source = made.write(out).relative_to(out).as_posix()
         shown = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'
