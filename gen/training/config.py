@@ -321,8 +321,9 @@ def _check_frontend(made: Frontend, where: str) -> None:
     check_int("frontend.codes", made.codes, 2, where=where)
     check_int("frontend.streams", made.streams, 2, where=where)
     check_int("frontend.width", made.width, 16, where=where)
-    if made.width % 16:
-        raise bad_value("frontend.width", made.width, "a multiple of 16", where)
+    step = 32 if made.modality == "video" else 16  # channels of a normalised group
+    if made.width % step:
+        raise bad_value("frontend.width", made.width, f"a multiple of {step}", where)
     for name in ("size", "start"):
         if not isinstance(getattr(made, name), str):
             raise bad_value(f"frontend.{name}", getattr(made, name), "a text", where)

@@ -277,7 +277,7 @@ def started(name: str, cls: Any) -> Any:
     config = read_config(name)
     stated = (config.get("_class_name"), *(config.get("architectures") or ()))
     if not isinstance(folder, Path) or cls.architecture not in stated:
-        raise bad_value("frontend.start", name, f"a {cls.architecture} on this machine")
+        raise bad_value("frontend.start", name, f"one of class {cls.architecture} on this machine")
     return cls.from_pretrained(folder).model.train()
 
 
