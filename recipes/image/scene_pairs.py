@@ -6,7 +6,8 @@
 
 ``edits``: a scene, an instruction such as ``make it red`` or ``move it to the top``, and the scene
 behind it; a row of ``metadata.jsonl`` names the three. ``beeps``: a scene of one to three discs,
-and a sound of as many beeps, whose pitch is that of the colour; both have one name.
+and a sound of as many beeps, high where the discs are at the top and low where they are at the
+bottom; both have one name.
 
 ``draw`` writes ``PAIRS/train``, ``PAIRS/held-out``, whose combinations of scene and answer are in
 no training pair, and two files of prompts for jobs: ``held-out.jsonl``, and ``shuffled.jsonl``, in
@@ -36,10 +37,10 @@ from gen.store.ledger import read_rows
 
 KINDS = ("edits", "beeps")
 SIDE = 32  # pixels of an image
-RATE, SECONDS = 16_000, 0.96
-BEEP, GAP = 0.16, 0.16  # seconds of a beep, and between two
-PITCHES = dict(zip(COLOURS, (400.0, 560.0, 800.0, 1120.0, 1600.0), strict=True))  # Hz
-FRAME = 320  # samples whose loudness is measured together
+RATE, SECONDS = 16_000, 1.0
+BEEP, GAP, LATEST = 0.1875, 0.125, 0.0625  # seconds: a beep, between two, before the first
+PITCHES = {"top": 800.0, "left": 512.0, "right": 512.0, "bottom": 320.0}  # Hz, by side
+FRAME = 500  # samples whose loudness is measured together
 LOUD = 0.3  # share of the loudest frame from which on one is part of a beep
 
 
@@ -49,7 +50,7 @@ class Asked:
 
     Attributes:
         before: scene of the condition.
-        after: scene of the answer, or that whose count and colour it has as a sound.
+        after: scene of the answer; of a sound the same one.
         text: the instruction; empty for a sound.
     """
 
@@ -75,11 +76,11 @@ def beeps() -> list[Asked]:
 
 
 def sound(scene: Scene, rng: random.Random) -> np.ndarray:
-    """Return the beeps of a scene, float32 [n], the first up to 80 ms behind the beginning."""
+    """Return the beeps of a scene, float32 [n]."""
     wave = np.zeros(int(RATE * SECONDS), np.float32)
-    first = int(RATE * rng.uniform(0, 0.08))
+    first = int(RATE * rng.uniform(0, LATEST))
     time = np.arange(int(RATE * BEEP)) / RATE
-    tone = 0.5 * np.sin(2 * np.pi * PITCHES[scene.colour] * time) * np.hanning(len(time)) ** 0.25
+    tone = 0.5 * np.sin(2 * np.pi * PITCHES[scene.side] * time) * np.hanning(len(time)) ** 0.25
     for number in range(scene.count):
         start = first + int(RATE * (BEEP + GAP) * number)
         part = wave[start : start + len(tone)]
@@ -87,9 +88,9 @@ def sound(scene: Scene, rng: random.Random) -> np.ndarray:
     return wave
 
 
-def heard(wave: np.ndarray) -> tuple[int, str] | None:
-    """Return how many beeps a sound has and the colour of their pitch, by its samples alone; None
-    for one without."""
+def heard(wave: np.ndarray) -> tuple[int, float] | None:
+    """Return how many beeps a sound has, and the pitch that theirs is nearest to, by its samples
+    alone; None for one without."""
     frames = wave[: len(wave) // FRAME * FRAME].reshape(-1, FRAME)
     loudness = np.sqrt(np.square(frames).mean(1))
     if not len(loudness) or loudness.max() < 0.01:
@@ -98,8 +99,7 @@ def heard(wave: np.ndarray) -> tuple[int, str] | None:
     count = int((loud[1:] & ~loud[:-1]).sum())
     spectrum = np.abs(np.fft.rfft(wave * np.hanning(len(wave))))
     peak = float(np.fft.rfftfreq(len(wave), 1 / RATE)[spectrum.argmax()])
-    distance = {colour: abs(np.log(max(peak, 1) / pitch)) for colour, pitch in PITCHES.items()}
-    return count, min(distance, key=lambda colour: distance[colour])
+    return count, min(PITCHES.values(), key=lambda pitch: abs(np.log(max(peak, 1) / pitch)))
 
 
 def split(kind: str, share: float, seed: int) -> tuple[list[Asked], list[Asked]]:
@@ -159,7 +159,7 @@ def _write_pair(asked: Asked, root: Path, number: int, rng: random.Random) -> di
         write_wav(root / after, sound(asked.after, rng), RATE)
     else:
         _draw(asked.after, seed).save(root / after)
-    meta = {"count": asked.after.count, "colour": asked.after.colour, "side": asked.after.side}
+    meta = {**asdict(asked.after), "pitch": PITCHES[asked.after.side]}
     named = {"file_name": after.as_posix(), "image": before.as_posix()}
     return {**named, "text": asked.text, "meta": meta}
 
@@ -181,8 +181,8 @@ def judge(path: Path, meta: dict[str, Any]) -> dict[str, bool]:
         parts = ("count", "colour", "side")
     else:
         beep = heard(read_wav(path, RATE))
-        found = {} if beep is None else {"count": beep[0], "colour": beep[1]}
-        parts = ("count", "colour")
+        found = {} if beep is None else {"count": beep[0], "pitch": beep[1]}
+        parts = ("count", "pitch")
     return {part: found.get(part) == meta[part] for part in parts}
 
 

@@ -10,6 +10,7 @@ from base64 import b64decode, b64encode
 from pathlib import Path
 
 import numpy as np
+import own_media
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -31,7 +32,7 @@ from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.held_out import held_out_loss
 from gen.training.run import train
 from gen.training.shards import read_folder
-from gen.training.sources import find_sources
+from gen.training.sources import SUFFIXES, find_sources
 
 SIDE = 16
 TURNED = {"red": "blue", "blue": "lime", "lime": "red"}  # what an image becomes
@@ -280,7 +281,7 @@ def test_a_row_alone_is_the_row_in_a_batch(sampler, root):
     items = pipe.plan(prompts(root), num_samples=2, seed=3)
     whole = pipe.generate(items, sampler, {"guidance_scale": 2.0})
     for i in (0, 5, 10):
-        alone = pipe(prompts(root)[i // 2], sampler, guidance_scale=2.0, seed=items[i].seed)
+        alone = pipe.generate(items[i : i + 1], sampler, {"guidance_scale": 2.0})
         assert torch.equal(whole.tokens[i], alone.tokens[0])
     pixels = np.asarray(Image.open(prompts(root)[5]["image"]))
     same = pipe({"text": [*TEXTS][1], "image": pixels}, sampler, seed=items[10].seed)
@@ -427,3 +428,59 @@ def test_shards_without_media_have_no_tokens_of_them(root, tmp_path):
     encode_folder("image", root / "after", tmp_path / "N", SMALL)
     assert not any(shard.given for shard in read_folder(tmp_path / "N")[1])
     assert all(len(s.given) == len(s.tokens) for s in read_folder(root / "D")[1])  # control
+
+
+KINDS = {"images": "image", "audio": "speech", "video": "video"}  # folders of media by part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modality", "part"),
+    [
+        ("speech", "images"),
+        ("audio", "images"),
+        ("video", "images"),
+        ("motion", "images"),
+        ("image", "audio"),
+        ("image", "video"),
+        ("speech", "audio"),
+    ],
+)
+def test_media_of_every_kind_are_made_of_media_of_every_kind(modality, part, tmp_path):
+    out = own_media.FOLDERS[modality](tmp_path / "out", 4)
+    given = own_media.FOLDERS[KINDS[part]](tmp_path / "given", 4)
+    made, media = (
+        sorted(p for p in folder.iterdir() if p.suffix != ".txt" and p.is_file())
+        for folder in (out, given)
+    )
+    made = [p for p in made if p.suffix.removeprefix(".") in SUFFIXES[modality]]
+    names = [[p.relative_to(tmp_path).as_posix() for p in paths] for paths in (made, media)]
+    rows = [{"file_name": a, part: b} for a, b in zip(*names, strict=True)]
+    table = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metadata.jsonl").write_text(table)
+    encode_folder(modality, tmp_path, tmp_path / "D")
+    done = run(tmp_path / "D", tmp_path / "E", batch_size=4, model={"width": 32, "layers": 1})
+    pipe = gen.load(modality, done["model"])
+    asked = [{part: str(path)} for path in media]
+    items = pipe.plan(asked, num_samples=1, seed=0)
+    whole = pipe.generate(items, "autoregressive", {})
+    alone = pipe.generate(items[2:3], "autoregressive", {})
+    assert torch.equal(whole.tokens[2], alone.tokens[0])
+    assert not torch.equal(whole.tokens[2], whole.tokens[3])
+
+
+@pytest.mark.slow
+def test_a_drafter_learns_on_conditions_with_media(root, tmp_path):
+    keys = {"objective": "drafter", "drafter": {"quick": True}, "validation": 0.2}
+    made = run(root / "D", tmp_path / "W", model=str(root / "causal" / "model"), **keys)
+    pipe = gen.load("image", str(root / "causal" / "model"), draft_model=made["model"])
+    made = [shown(image) for image in pipe(prompts(root), seed=0).media]
+    assert sum(a == b for a, b in zip(made, wanted(), strict=True)) >= 5
+
+
+@pytest.mark.slow
+def test_blocks_are_filled_behind_an_image(root, tmp_path):
+    keys = {"objective": "block", "block": 4, "steps": 150}
+    pipe = gen.load("image", run(root / "D", tmp_path / "E", **keys)["model"])
+    made = pipe(prompts(root), seed=0, temperature=0.1)
+    assert [shown(image) for image in made.media] == wanted()
