@@ -27,6 +27,7 @@ from gen.media.fit import Size
 from gen.media.given import GivenMedia
 from gen.media.resample import resample
 from gen.modalities.media_tokens import MediaTokens
+from gen.models.load.libraries import LOADING
 from gen.models.load.locate import ZOO
 
 STATED = "condition_medium"  # key of what a config says of it
@@ -122,7 +123,10 @@ class ConditionMedium:
         if not folder.is_dir():
             raise GenError(f"the frontend of {self.noun} is not there; expected {folder}")
         modality = registry.get("modality", MODALITIES[self.part])()
-        made: TokenFrontend = modality.frontend("codes", torch.device("cpu"), torch.float32, folder)
+        with LOADING:
+            made: TokenFrontend = modality.frontend(
+                "codes", torch.device("cpu"), torch.float32, folder
+            )
         found = codebook_digest(made.fingerprint)
         if found != self.digest:
             raise GenError(

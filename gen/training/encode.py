@@ -237,17 +237,15 @@ def find_medium(
     if options.tokenizer == BUILT_IN and texts_of(found.sources):
         expected = f"{OWN!r} for captions beside media in the conditions"
         raise bad_value("tokenizer", options.tokenizer, expected)
-    part, partners = found.pairs.part, found.pairs.partners
-    modality, asked = MODALITIES[part], options.given_size
-    reads, is_same = encoder, modality == encoder.modality.name
-    if options.given_frontend is not None or not is_same:
-        reads = load_encoder(modality, options.given_frontend)
-    if asked is None and is_same:
-        asked = "x".join(map(str, size.axes))
+    part, name, asked = found.pairs.part, options.given_frontend, options.given_size
+    is_same = MODALITIES[part] == encoder.modality.name
+    if is_same:
+        name, asked = name or encoder.name, asked or "x".join(map(str, size.axes))
+    reads = load_encoder(MODALITIES[part], name)  # on the CPU, as in every call of the model
     shape = size_of(reads, asked, options.resize)
-    files = [Source(n, Path(p)) for n, p in partners.items() if not is_data_uri(p)]
-    survey = Survey.of(files, KINDS[part])
-    for line in (*survey.lines(), *survey.fitted(shape, reads.frontend.rate)):
+    survey = Survey.of([Source(str(path), path) for path in found.pairs.files], KINDS[part])
+    rate = reads.frontend.rate or reads.modality.frame_rate
+    for line in (*survey.lines(), *survey.fitted(shape, rate)):
         progress.note(f"in the conditions: {line}")
     is_shared = is_same and reads.digest == encoder.digest
     return ConditionMedium.of_frontend(part, reads.name, reads.frontend, shape, is_shared)
@@ -333,9 +331,8 @@ def make_plan(
 def files_of(sources: list[Source]) -> list[str | Path]:
     """Return the files of sources and of the media in their conditions."""
     found: list[str | Path] = [s.path for s in sources]
-    for source in sources:
-        media = [path for part in KINDS for path in (source.condition or {}).get(part, ())]
-        found += [path for path in media if not is_data_uri(path)]
+    for parts in (source.condition or {} for source in sources):
+        found += [path for kind in KINDS for path in parts.get(kind, ()) if not is_data_uri(path)]
     return found
 
 

@@ -77,6 +77,11 @@ class Pairs:
                 problems[name] = problem
         return cls(part, partners, problems, unused)
 
+    @property
+    def files(self) -> list[Path]:
+        """Partners that are files."""
+        return [Path(path) for path in self.partners.values() if not is_data_uri(path)]
+
     def lines(self) -> list[str]:
         """Say how many pairs there are, and what is wrong with the others."""
         noun = NOUNS[KINDS[self.part]]
@@ -138,7 +143,7 @@ def partners_in(folder: Path, root: Path, media: Iterable[Path], kinds: Mapping[
         inside = path.relative_to(root)
         options = by_name.get(inside.with_suffix("").as_posix(), [])
         used |= {*options}
-        found[inside.as_posix()] = [(kinds[p.suffix.lower()], str(p)) for p in options]
+        found[inside.as_posix()] = [(kinds[p.suffix.lower()], str(p.absolute())) for p in options]
     others = [p for paths in by_name.values() for p in paths if p not in used]
     where = f"expected an image, a sound or a clip of the same name in {folder}"
     return Pairs.of(found, where, others)

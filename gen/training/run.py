@@ -21,6 +21,7 @@ from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.run import run_job
+from gen.media.given import is_data_uri
 from gen.recipes.drafters.data import Conditions, Teacher
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
@@ -118,7 +119,8 @@ def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
     if data.medium is not None:
         parts = next(parts for parts in data.conditions if parts)
         prompt = [parts["text"]] if parts.get("text") else []
-        media = [f"--{KINDS[data.medium.part]}", *parts[data.medium.part]]
+        kind, path = KINDS[data.medium.part], parts[data.medium.part][0]
+        media = [f"--{kind}", kind.upper() if is_data_uri(path) else path]
     words = ["gen", "sample", data.manifest["modality"], *prompt, *media, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]

@@ -138,7 +138,8 @@ def find_sources(
     read = {*(root / name for name in TABLES), *(path.with_suffix(".txt") for path in media)}
     if pairs is not None:
         sources = _paired(sources, pairs)
-        read |= {Path(path) for path in pairs.partners.values()}
+        used = {path.resolve() for path in pairs.files}
+        read |= {path for path in others if path.resolve() in used}
     return Found(sources, counted([path for path in others if path not in read]), pairs)
 
 
