@@ -88,7 +88,7 @@ class ConditionMedium:
         slots = len(sizes) * int(np.prod(cells))
         digest = codebook_digest(frontend.fingerprint)
         made = cls(part, name, digest, size.axes, size.resize, slots, sum(sizes), is_shared)
-        made.__dict__["frontend"] = frontend  # in the place of ``cached_property``
+        made.__dict__["frontend"] = frontend  # what ``cached_property`` would keep
         return made
 
     @classmethod

@@ -32,7 +32,7 @@ from gen.training.pairs import Pairs, partners_in, partners_of_row
 METADATA = "metadata.jsonl"
 TABLES = (METADATA, "metadata.csv", "metadata.parquet")
 FILE_NAME = "file_name"  # column of a table that names a medium
-PLACE = ""  # key of a row's file and line, for messages
+LINE = ""  # key of a row's file and line, for messages
 CAPTION_KEYS = ("text", "prompt")
 FOLDERS = "folders"  # labels that are the names of folders
 SOUNDS = (*"wav flac mp3 ogg oga opus m4a aac aif aiff mka".split(),)
@@ -156,7 +156,7 @@ def _pairs(
         try:
             stated[name] = partners_of_row(row, root)
         except GenError as error:
-            raise GenError(f"{row[PLACE]}: {error}") from None
+            raise GenError(f"{row[LINE]}: {error}") from None
     if given is not None:
         if any(stated.values()):
             raise GenError(
@@ -269,12 +269,12 @@ def _text_of(row: Parts, keys: tuple[str, ...]) -> str | None:
     if keys != CAPTION_KEYS and isinstance(text, (int, float)):
         text = str(text)
     if text is not None and not isinstance(text, str):
-        raise GenError(f"{row[PLACE]} has the text {shown(text)}; expected a text")
+        raise GenError(f"{row[LINE]} has the text {shown(text)}; expected a text")
     return text
 
 
 def _rows(root: Path, names: Iterable[str]) -> dict[str, Parts]:
-    """Read the table of a folder: its rows by the names of their files, with ``PLACE``.
+    """Read the table of a folder: its rows by the names of their files, with ``LINE``.
 
     Raises:
         GenError: two tables, one that cannot be read, or a row of a file that is not there.
@@ -285,12 +285,12 @@ def _rows(root: Path, names: Iterable[str]) -> dict[str, Parts]:
     found: dict[str, Parts] = {}
     for path in tables:
         for number, row, _, error in read_values(path, FILE_NAME):
-            place = f"{path}, line {number}"
+            where = f"{path}, line {number}"
             if error is not None:
-                raise GenError(f"{place} is {error}")
+                raise GenError(f"{where} is {error}")
             if not isinstance(row, dict) or not isinstance(row.get(FILE_NAME), str):
-                raise GenError(f"{place} is {shown(row)}; expected a {FILE_NAME}")
-            found[row[FILE_NAME]] = {**row, PLACE: place}
+                raise GenError(f"{where} is {shown(row)}; expected a {FILE_NAME}")
+            found[row[FILE_NAME]] = {**row, LINE: where}
         lost = [name for name in found if name not in known]
         if lost:
             raise GenError(

@@ -64,7 +64,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("name", FRONTENDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "video")) for n in FRONTENDS]
+)
 def test_a_frontend_of_ones_own_serves_all_that_comes_after(name, media, tmp_path, capsys):
     done = train(config(media[name], tmp_path / "F", FRONTENDS[name], steps=2), lambda text: None)
     assert done["reconstruction"]["media"] == 1  # the held-out one

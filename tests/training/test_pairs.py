@@ -74,11 +74,18 @@ def run(data: Path, out: Path, **more: object) -> dict:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """Folder with pairs of images, their tokens, and models that learned what becomes of them."""
+    """Folder with pairs of images, their tokens, and a causal model that learned what becomes of
+    them."""
     root = pairs(tmp_path_factory.mktemp("pairs"))
     encode_folder("image", root / "after", root / "D", options(root))
-    for objective in ("causal", "masked"):
-        run(root / "D", root / objective, steps=150, objective=objective)
+    run(root / "D", root / "causal", steps=120)
+    return root
+
+
+@pytest.fixture(scope="module")
+def masked(root) -> Path:
+    """The same with a masked model, too."""
+    run(root / "D", root / "masked", steps=150, objective="masked")
     return root
 
 
@@ -157,6 +164,12 @@ def test_sounds_have_images_beside_them_without_captions(tmp_path, capsys):
     with pytest.raises(GenError, match="the prompt is 'a dog', and model .* without captions"):
         pipe({"text": "a dog", "image": str(folder / "0.png")})
     assert done["use"].split()[2:5] == ["speech", "--image", str(folder / "0.png")]
+    with serving(models={"mine": pipe}) as server:
+        image = b64encode((folder / "0.png").read_bytes()).decode()
+        status, sound, _ = server.ask("/v1/audio/speech", {"model": "mine", "image": image})
+        assert status == 200 and sound[:4] == b"RIFF"
+        status, answer, _ = server.ask("/v1/audio/speech", {"model": "mine"})
+    assert status == 400 and "condition; got nothing" in answer["error"]["message"]
 
 
 PROBLEMS = {
@@ -265,8 +278,10 @@ def test_a_changed_condition_is_another_encoding(tmp_path):
 # --- models
 
 
-@pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_a_model_obeys_the_image_and_the_instruction(objective, root):
+@pytest.mark.parametrize("objective", ["causal", pytest.param("masked", marks=pytest.mark.slow)])
+def test_a_model_obeys_the_image_and_the_instruction(objective, root, request):
+    if objective == "masked":
+        request.getfixturevalue("masked")
     pipe = gen.load("image", str(root / objective / "model"))
     made = pipe(prompts(root), seed=0, temperature=0.1)
     assert [shown(image) for image in made.media] == wanted()
@@ -275,9 +290,15 @@ def test_a_model_obeys_the_image_and_the_instruction(objective, root):
     assert sum(a == b for a, b in zip(others, wanted(), strict=True)) <= 2  # control: other images
 
 
-@pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi", "maskgit"])
-def test_a_row_alone_is_the_row_in_a_batch(sampler, root):
-    pipe = gen.load("image", str(root / ("masked" if sampler == "maskgit" else "causal") / "model"))
+@pytest.mark.parametrize(
+    "sampler",
+    ["autoregressive", "speculative_jacobi", pytest.param("maskgit", marks=pytest.mark.slow)],
+)
+def test_a_row_alone_is_the_row_in_a_batch(sampler, root, request):
+    objective = "causal"
+    if sampler == "maskgit":
+        objective, _ = "masked", request.getfixturevalue("masked")
+    pipe = gen.load("image", str(root / objective / "model"))
     items = pipe.plan(prompts(root), num_samples=2, seed=3)
     whole = pipe.generate(items, sampler, {"guidance_scale": 2.0})
     for i in (0, 5, 10):
@@ -360,7 +381,7 @@ def test_media_of_other_sizes_are_fitted_where_training_did(root, tmp_path):
 def test_a_model_may_start_from_one_of_the_same_or_of_other_conditions(root, tmp_path):
     keys = {"lr": 1e-5, "average": False, "validation": 0.2}
     fresh = run(root / "D", tmp_path / "fresh", **keys)
-    same = run(root / "D", tmp_path / "same", model=str(root / "masked" / "model"), **keys)
+    same = run(root / "D", tmp_path / "same", model=str(root / "causal" / "model"), **keys)
     encode_folder("image", root / "after", tmp_path / "N", SMALL)
     captioned = run(tmp_path / "N", tmp_path / "captioned", steps=30)["model"]
     other = run(root / "D", tmp_path / "other", model=captioned, **keys)
@@ -374,6 +395,7 @@ def test_a_model_may_start_from_one_of_the_same_or_of_other_conditions(root, tmp
     assert figures["nats_per_token"] < 1
 
 
+@pytest.mark.slow
 def test_states_of_a_text_encoder_stand_before_the_image(root, tmp_path):
     size = {"vocab_size": 400, "hidden_size": 48, "intermediate_size": 48}
     torch.manual_seed(0)

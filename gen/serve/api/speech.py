@@ -98,7 +98,7 @@ def wanted_speech(body: SpeechRequest, modality: Modality) -> Wanted:
         said.append(_one_of("speed", body.speed, SPEEDS if speaks else ()))
     parts = {k: given_bytes(v, k) for k, v in media.items()}
     text = ", ".join(said)
-    if not text and not parts:
+    if not text and not parts and modality.needs_prompt:
         raise ApiError("input is missing", "input", "missing_parameter")
     prompt = {"text": text, **parts} if parts else text
     return Wanted.of(body, body.model, [prompt], param="input")
