@@ -27,6 +27,9 @@ def encode(args: argparse.Namespace) -> int:
         args.text_encoder,
         args.labels,
         args.skeleton,
+        args.given,
+        args.given_frontend,
+        args.given_size,
     )
     made = encode_folder(args.modality, args.folder, args.out, options, for_terminal())
     if args.json:

@@ -22,8 +22,9 @@ from gen.core.tool_calls import ToolFormat
 # key of the config of a model of gen's own architectures: what it was trained with
 CONDITIONS = "conditions"
 # the language of the modality (where there is no key), captions of a tokenizer or of a text
-# encoder, or no condition
+# encoder, media without captions, or no condition
 BUILT_IN, CAPTIONS, TEXT_ENCODER, NOTHING = "modality", "captions", "text_encoder", "none"
+MEDIA = "media"
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,15 @@ def _save_own(
     source = pipe.files(name).path
     _copy_tree(source, work / source.name, lambda p: not p.name.startswith("model"))
     save_model(model, work / source.name, max_shard_size=max_shard_size)
-    if isinstance(pipe.modality, OwnCaptions) and pipe.modality.text_encoder is not None:
-        inside = work / source.name / BESIDE
-        shutil.rmtree(inside, ignore_errors=True)  # its texts were copied with the model's
-        _copy_tree(pipe.modality.text_encoder.folder, inside, lambda p: True)
     kind = model_kind(source)
     beside = [config_field(model.config, "frontend") or pipe.modality.frontends[kind]]
+    if isinstance(pipe.modality, OwnCaptions):
+        if pipe.modality.text_encoder is not None:
+            inside = work / source.name / BESIDE
+            shutil.rmtree(inside, ignore_errors=True)  # its texts were copied with the model's
+            _copy_tree(pipe.modality.text_encoder.folder, inside, lambda p: True)
+        if pipe.modality.medium is not None:
+            beside.append(pipe.modality.medium.frontend_name)
     protocols, _ = pipe.serves(name)
     if pipe.draft_model is None:
         beside += [pipe.modality.models.get(model_key(p, kind, True)) for p in protocols]

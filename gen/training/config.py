@@ -17,7 +17,7 @@ from gen.core.paths import expand_user
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingParams
 
 OBJECTIVES = ("causal", "masked", "block", "drafter", "frontend")
-FRONTENDS = ("image", "speech")  # modalities whose frontends can be trained
+FRONTENDS = ("image", "speech", "video", "motion")  # modalities whose frontends can be trained
 AUTO, FLOAT32, BFLOAT16 = PRECISIONS = ("auto", "float32", "bfloat16")
 SIZES = {  # channels and layers of new models
     "tiny": (64, 2),
@@ -85,8 +85,8 @@ class Frontend:
     """Options of the objective ``frontend``.
 
     Attributes:
-        modality: ``image`` (vector quantisation) or ``speech`` (residual quantisation of any
-            sounds).
+        modality: ``image``, ``video`` or ``motion`` (vector quantisation), or ``speech`` (residual
+            quantisation of any sounds).
         size: size of the media, such as ``64x64``, or samples of sounds; empty for that of the
             modality's models.
         codes: vectors of a codebook.
@@ -139,7 +139,7 @@ class TrainingConfig:
         merge: write the weights with the adapters of ``lora`` added, too.
         sampling: default sampling parameters of the model, such as ``{temperature: 0.7}``, over
             those of its modality.
-        samples: prompts that the trained model is asked for at the end.
+        samples: prompts, or rows of a job, that the trained model is asked for at the end.
         sample_every: steps after which it is asked for them, too, at the next checkpoint; 0 for
             the end alone.
         drafter: options of the objective ``drafter``.
@@ -172,7 +172,7 @@ class TrainingConfig:
     lora: LoRA | None = None
     merge: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    samples: tuple[str, ...] = ()
+    samples: tuple[str | dict[str, Any], ...] = ()
     sample_every: int = 0
     drafter: Drafter = Drafter()
     frontend: Frontend = Frontend()
@@ -252,7 +252,7 @@ def make_training(tree: Mapping[str, Any], where: str) -> TrainingConfig:
         if isinstance(values.get(key), Mapping):
             values[key] = _node(key, cls, values[key], where)
     samples = values.get("samples") or ()
-    if isinstance(samples, str) or not all(isinstance(s, str) for s in samples):
+    if isinstance(samples, str) or not all(isinstance(s, (str, dict)) for s in samples):
         raise bad_value("samples", samples, "a list of prompts", where)
     values["samples"] = tuple(samples)
     values["sampling"] = _sampling(values.get("sampling") or {}, where)
@@ -321,8 +321,9 @@ def _check_frontend(made: Frontend, where: str) -> None:
     check_int("frontend.codes", made.codes, 2, where=where)
     check_int("frontend.streams", made.streams, 2, where=where)
     check_int("frontend.width", made.width, 16, where=where)
-    if made.width % 16:
-        raise bad_value("frontend.width", made.width, "a multiple of 16", where)
+    step = 32 if made.modality == "video" else 16  # channels of a normalised group
+    if made.width % step:
+        raise bad_value("frontend.width", made.width, f"a multiple of {step}", where)
     for name in ("size", "start"):
         if not isinstance(getattr(made, name), str):
             raise bad_value(f"frontend.{name}", getattr(made, name), "a text", where)

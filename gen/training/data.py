@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.tables import plural
+from gen.modalities.condition_medium import ConditionMedium
 from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.training.frontends import Encoder, load_encoder, own_encoder
 from gen.training.prompts import Captions
@@ -35,6 +36,8 @@ class TokenData:
         conditions: parts of every sample's condition, or None.
         captions: captions with a tokenizer of their own; None for the modality's language.
         copies: long [T] of every sample's shifted copies, to train on beside it.
+        medium: what is read of the media in the conditions; None where there are none.
+        given: long [slots], tokens of the medium in every sample's condition.
     """
 
     folder: Path
@@ -44,6 +47,18 @@ class TokenData:
     conditions: list[dict[str, Any] | None]
     captions: Captions | None = None
     copies: list[list[Tensor]] = field(default_factory=list)
+    medium: ConditionMedium | None = None
+    given: list[Tensor] = field(default_factory=list)
+
+    @property
+    def prompt_sizes(self) -> tuple[int, int]:
+        """Slots of a prompt of captions and media of one's own, and the number of their ids."""
+        slots, words = 0, 1  # the word of an empty slot
+        if self.captions is not None:
+            slots, words = self.captions.slots, words + self.captions.tokenizer.size
+        if self.medium is not None:
+            slots, words = slots + self.medium.slots, words + self.medium.words
+        return slots, words
 
     @property
     def mark(self) -> str:
@@ -78,6 +93,8 @@ def load_data(folder: str | Path) -> TokenData:
         [c for s in shards for c in s.conditions][::each],
         None if captions is None else Captions.read(Path(folder), captions),
         [tokens[i + 1 : i + each] for i in range(0, len(tokens), each)] if each > 1 else [],
+        ConditionMedium.of_dict(manifest["given"]) if "given" in manifest else None,
+        [t for s in shards for t in s.given],
     )
 
 

@@ -11,18 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gen.contracts.condition import Condition
 from gen.core.checks import check_int
+from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError, bad_value, cut_list, describe, unknown
 from gen.core.files import put_text, sha256, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.progress.report import Silent
+from gen.media.fit import BUCKET, FITS, Size, bucket
+from gen.media.given import is_data_uri
+from gen.modalities.condition_medium import MODALITIES, ConditionMedium
 from gen.modalities.text_encoder import TextEncoder
 from gen.tokenizers.text.trained import TrainedTokenizer
 from gen.training.copies import require_shiftable, shifted_copies
-from gen.training.fit import BUCKET, FITS, Size, bucket
 from gen.training.frontends import (
     Encoder,
     load_encoder,
@@ -33,6 +37,7 @@ from gen.training.frontends import (
 from gen.training.prompts import (
     AUTO,
     BUILT_IN,
+    OWN,
     STATES,
     VOCAB_SIZE,
     Captions,
@@ -43,9 +48,9 @@ from gen.training.prompts import (
 from gen.training.reconstruction import (
     FIGURES,
     FOLDER,
-    KINDS,
     SHOWN,
     limit_text,
+    measured_kind,
     reconstruct,
 )
 from gen.training.shards import (
@@ -61,10 +66,10 @@ from gen.training.shards import (
     write_shard,
 )
 from gen.training.sources import (
+    Found,
     Medium,
     Source,
     find_sources,
-    left_out,
     read_source,
     spelled_counts,
 )
@@ -81,7 +86,7 @@ class EncodeOptions:
     Attributes:
         frontend: zoo name or folder of the frontend; None for the modality's own.
         size: size of the media, such as ``64x64``; None for that of the modality's own models.
-        resize: how media of another size are made to fit (``gen.training.fit.Size``): ``crop``,
+        resize: how media of another size are made to fit (``gen.media.fit.Size``): ``crop``,
             ``pad`` or ``bucket``; empty refuses them.
         skip_unreadable: leave out files that cannot be read.
         shard_items: sources of a shard.
@@ -97,6 +102,12 @@ class EncodeOptions:
             names.
         copies: codes of every image or sound: those of the medium, and of copies that are shifted a
             little (``gen.training.copies``).
+        given: folder of media of the same names, which stand in the conditions; None for those that
+            a table states, if it does.
+        given_frontend: zoo name or folder of their frontend; None for that of the media if both are
+            of one modality, else for their modality's own.
+        given_size: size of them; None for that of the media if both are of one modality, else for
+            that of their modality's own models.
     """
 
     frontend: str | None = None
@@ -111,6 +122,9 @@ class EncodeOptions:
     text_encoder: str | None = None
     labels: str = ""
     skeleton: str | None = None
+    given: str | None = None
+    given_frontend: str | None = None
+    given_size: str | None = None
 
 
 def encode_folder(
@@ -139,9 +153,13 @@ def encode_folder(
     """
     options, progress, dest = options or EncodeOptions(), progress or Silent(), Path(out)
     check_options(options, modality)
-    sources, encoder, size = prepare(modality, folder, options, progress)
+    found, encoder, size = prepare(modality, folder, options, progress)
+    sources = found.sources
     text_encoder = find_text_encoder(options, encoder, sources)
+    medium = find_medium(options, found, encoder, size, progress)
     asked = options.tokenizer if text_encoder is None else BUILT_IN
+    if medium is not None and asked == AUTO:  # the built-in language is one of captions alone
+        asked = OWN if texts_of(sources) else BUILT_IN
     choice = Choice.of(asked, options.vocab_size, encoder, sources)
     tokenizer = choice.tokenizer(dest, encoder, sources)
     reads, captions = text_encoder or tokenizer, None
@@ -149,7 +167,7 @@ def encode_folder(
         encoder = own_encoder(tokenizer, encoder)
     elif reads is not None:
         captions = Captions.fitted(reads, sources)
-    about = describe_tokens(encoder, size) | describe_captions(captions)
+    about = describe_tokens(encoder, size) | describe_conditions(captions, medium)
     if options.copies > 1:
         about["copies"] = options.copies
     plan = make_plan({**about, **choice.to_dict()}, options, sources)
@@ -160,18 +178,12 @@ def encode_folder(
         keep_reader(reads, captions, sources, dest)
         progress.note(f"{describe_reader(reads, captions)}. {choice.reason}".rstrip(" ."))
     skeleton = None if options.skeleton is None else read_json(Path(options.skeleton))
-    work = Encoding(encoder, size, captions, options.copies, skeleton)
+    work = Encoding(encoder, size, captions, options.copies, skeleton, medium)
     about.update(measured(work, sources, dest, fingerprint(plan), progress))
     shards = _shards(work, sources, dest, fingerprint(plan), options, progress)
-    reasons = {n: r for s in shards for n, r in s.skipped.items()}
-    if not options.skip_unreadable:
-        refuse_unreadable(reasons, len(sources), "" if choice.is_own else choice.reason)
-    if not any(s.tokens for s in shards):
-        raise GenError(
-            f"none of the {plural(len(sources), 'source')} of {folder} can be read:"
-            f" {spelled_reasons(reasons, 3)}"
-        )
-    about["left_out"] = left_out(folder, modality)
+    hint = "" if choice.is_own else choice.reason
+    refuse_unreadable(shards, sources, folder, options.skip_unreadable, hint)
+    about["left_out"] = found.left_out
     return write_manifest(dest, {"plan": fingerprint(plan), **about}, shards)
 
 
@@ -207,28 +219,60 @@ def find_text_encoder(
     return TextEncoder(options.text_encoder)
 
 
+def find_medium(
+    options: EncodeOptions, found: Found, encoder: Encoder, size: Size, progress: Silent
+) -> ConditionMedium | None:
+    """Return what is read of the media in the conditions; None where there are none.
+
+    Raises:
+        GenError: options that do not go with such conditions, or without them.
+    """
+    if found.pairs is None:
+        for key in ("given_frontend", "given_size"):
+            if (value := getattr(options, key)) is not None:
+                raise bad_value(key, value, "media in the conditions, too (--given FOLDER)")
+        return None
+    if options.copies > 1:
+        raise bad_value("copies", options.copies, "1 beside media in the conditions")
+    if options.tokenizer == BUILT_IN and texts_of(found.sources):
+        expected = f"{OWN!r} for captions beside media in the conditions"
+        raise bad_value("tokenizer", options.tokenizer, expected)
+    part, name, asked = found.pairs.part, options.given_frontend, options.given_size
+    is_same = MODALITIES[part] == encoder.modality.name
+    if is_same:
+        name, asked = name or encoder.name, asked or "x".join(map(str, size.axes))
+    reads = load_encoder(MODALITIES[part], name)  # on the CPU, as in every call of the model
+    shape = size_of(reads, asked, options.resize)
+    survey = Survey.of([Source(str(path), path) for path in found.pairs.files], KINDS[part])
+    rate = reads.frontend.rate or reads.modality.frame_rate
+    for line in (*survey.lines(), *survey.fitted(shape, rate)):
+        progress.note(f"in the conditions: {line}")
+    is_shared = is_same and reads.digest == encoder.digest
+    return ConditionMedium.of_frontend(part, reads.name, reads.frontend, shape, is_shared)
+
+
 def prepare(
     modality: str, folder: str | Path, options: EncodeOptions, progress: Silent
-) -> tuple[list[Source], Encoder, Size]:
+) -> tuple[Found, Encoder, Size]:
     """Say what is in a folder by the headers of its files, load the frontend, and say how the
     media are made to fit.
 
     Returns:
-        The sources, the encoder, and the size that media must have.
+        What the folder holds, the encoder, and the size that media must have.
     """
     kind = modality_of(modality).media_kind
-    sources = find_sources(folder, modality, options.labels)
-    survey = Survey.of(sources, str(kind))
-    for line in survey.lines():
+    found = find_sources(folder, modality, options.labels, options.given)
+    survey = Survey.of(found.sources, str(kind))
+    for line in (*survey.lines(), *(found.pairs.lines() if found.pairs else ())):
         progress.note(line)
-    if others := left_out(folder, modality):
-        count = plural(sum(others.values()), "file")
-        progress.note(f"left out {count} of other kinds: {spelled_counts(others)}")
+    if found.left_out:
+        count = plural(sum(found.left_out.values()), "file")
+        progress.note(f"left out {count} of other kinds: {spelled_counts(found.left_out)}")
     encoder = load_encoder(modality, options.frontend, options.device)
     size = fitting(encoder, options, survey)
     for line in survey.fitted(size, encoder.frontend.rate or encoder.modality.frame_rate):
         progress.note(line)
-    return sources, encoder, size
+    return found, encoder, size
 
 
 def fitting(encoder: Encoder, options: EncodeOptions, survey: Survey) -> Size:
@@ -249,7 +293,7 @@ def measured(
     Returns:
         ``reconstruction`` for the manifest; nothing for media that cannot be measured.
     """
-    if work.encoder.modality.media_kind not in KINDS:
+    if measured_kind(work.encoder.modality) is None:
         return {}
     kept = dest / FOLDER / FIGURES
     if kept.is_file() and (found := read_json(kept)).pop("plan", "") == mark:
@@ -279,9 +323,17 @@ def make_plan(
         **about,
         "shard_items": options.shard_items,
         **({} if options.skeleton is None else {"skeleton": sha256(Path(options.skeleton))}),
-        "files": {p: sha256(Path(p)) for p in sorted({str(s.path) for s in sources})},
+        "files": {p: sha256(Path(p)) for p in sorted({*map(str, files_of(sources))})},
         "sources": [[s.name, s.condition] for s in sources],
     }
+
+
+def files_of(sources: list[Source]) -> list[str | Path]:
+    """Return the files of sources and of the media in their conditions."""
+    found: list[str | Path] = [s.path for s in sources]
+    for parts in (source.condition or {} for source in sources):
+        found += [path for kind in KINDS for path in parts.get(kind, ()) if not is_data_uri(path)]
+    return found
 
 
 def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
@@ -302,9 +354,13 @@ def describe_tokens(encoder: Encoder, size: Size) -> dict[str, Any]:
     }
 
 
-def describe_captions(captions: Captions | None) -> dict[str, Any]:
-    """Return what a manifest says of captions with a tokenizer of their own."""
-    return {} if captions is None else {"captions": captions.to_dict()}
+def describe_conditions(
+    captions: Captions | None, medium: ConditionMedium | None
+) -> dict[str, Any]:
+    """Return what a manifest says of captions with a tokenizer of their own, and of media in the
+    conditions."""
+    found = {"captions": captions, "given": medium}
+    return {name: part.to_dict() for name, part in found.items() if part is not None}
 
 
 def keep_reader(
@@ -390,13 +446,21 @@ def _shard(
     return shard
 
 
-def refuse_unreadable(skipped: dict[str, str], total: int, hint: str = "") -> None:
-    """Raise ``GenError`` with the names of all files that cannot be read, and a hint."""
-    if skipped:
+def refuse_unreadable(
+    shards: list[Shard], sources: list[Source], folder: str | Path, may_skip: bool, hint: str
+) -> None:
+    """Raise ``GenError`` with the names of all files that cannot be read and a hint, unless they
+    may be left out; and where none can be read."""
+    skipped = {name: reason for shard in shards for name, reason in shard.skipped.items()}
+    total = plural(len(sources), "source")
+    if skipped and not may_skip:
         raise GenError(
-            f"{len(skipped)} of {plural(total, 'source')} cannot be read:"
-            f" {spelled_reasons(skipped, 10)}. The others are encoded; --skip-unreadable leaves"
-            f" these out{hint}"
+            f"{len(skipped)} of {total} cannot be read: {spelled_reasons(skipped, 10)}. The others"
+            f" are encoded; --skip-unreadable leaves these out{hint}"
+        )
+    if not any(shard.tokens for shard in shards):
+        raise GenError(
+            f"none of the {total} of {folder} can be read: {spelled_reasons(skipped, 3)}"
         )
 
 
@@ -415,6 +479,7 @@ class Encoding:
         captions: captions with a tokenizer of their own; None for the modality's language.
         copies: samples of every medium, one behind the other.
         skeleton: joint of BVH files for every joint of gen's; None for the usual names.
+        medium: what is read of the media in the conditions; None where there are none.
     """
 
     encoder: Encoder
@@ -422,6 +487,7 @@ class Encoding:
     captions: Captions | None = None
     copies: int = 1
     skeleton: dict[str, str] | None = None
+    medium: ConditionMedium | None = None
 
     def add(self, out: Shard, sources: list[Source]) -> None:
         """Read and encode sources that follow those of a shard. Raises ``GenError`` for media of
@@ -429,7 +495,7 @@ class Encoding:
         signals: list[Tensor] = []
         for source in sources:
             try:
-                found = self.read(source)
+                found, given = self.read(source), self.given(source)
             except Exception as error:  # what a decoder of files raises is open
                 out.skipped[source.name] = describe(error)
                 continue
@@ -437,9 +503,20 @@ class Encoding:
                 signals += shifted_copies(signal, self.copies, name)
                 out.sources += [name] * self.copies
                 out.conditions += [condition] * self.copies
+                out.given += given
         for first in range(0, len(signals), BATCH):
             out.tokens += self.encoder.sequences(signals[first : first + BATCH])
         out.read += len(sources)
+
+    def given(self, source: Source) -> list[Tensor]:
+        """Return the tokens of the medium in a source's condition, long [slots], if there is one.
+
+        Raises:
+            GenError: it cannot be read, or has another size.
+        """
+        if self.medium is None:
+            return []
+        return [torch.tensor(self.medium.ids(self.medium.read(Condition.of(source.condition))))]
 
     def read(self, source: Source) -> list[tuple[str, dict[str, Any] | None, Tensor]]:
         """Read a source: name, condition and signal of every sample.
@@ -447,6 +524,8 @@ class Encoding:
         Raises:
             GenError: the file cannot be read, or has another size or condition.
         """
+        if source.problem:
+            raise GenError(source.problem)
         modality, rate = self.encoder.modality, self.encoder.frontend.rate
         resize, horizon = bool(self.size.resize), self.encoder.horizon
         media = read_source(source, modality, horizon, resize, rate, self.skeleton)
@@ -454,12 +533,15 @@ class Encoding:
         parts = []
         for medium in media:
             fitted = self.size.fit(medium.media, source.name)
-            if len(fitted) > 1 and medium.condition and modality.name in TRANSCRIBED:
-                samples, step = len(medium.media), self.encoder.frontend.config.compression[0]
+            is_whole = modality.name in TRANSCRIBED or self.medium is not None
+            if len(fitted) > 1 and medium.condition and is_whole:
+                what = "transcript" if self.medium is None else "condition"
+                count, step = len(medium.media), self.encoder.frontend.config.compression[0]
+                second = rate or modality.frame_rate
                 raise GenError(
-                    f"{source.name} lasts {samples / rate:.2f} s, and its transcript is of all of"
-                    f" it; expected at most {self.size.axes[0] / rate:g} s (--size"
-                    f" {-(-samples // step) * step} makes room)"
+                    f"{source.name} lasts {count / second:.2f} s, and its {what} is of all of it;"
+                    f" expected at most {self.size.axes[0] / second:g} s (--size"
+                    f" {-(-count // step) * step} makes room)"
                 )
             parts += [(medium.condition, self.encoder.frontend.preprocess(m)) for m in fitted]
         names = (
@@ -474,7 +556,7 @@ class Encoding:
         for medium in media:
             if medium.condition is not None and self.captions is not None:
                 self.captions.check(medium.condition)
-            elif medium.condition is not None:
+            elif medium.condition is not None and self.medium is None:
                 check_condition(self.encoder, medium.condition)
 
 

@@ -1,5 +1,6 @@
-"""Frontends of one's own media: vector quantisation of images (``diffusers.VQModel``), and residual
-vector quantisation of sounds (``transformers.MimiModel``).
+"""Frontends of one's own media: vector quantisation of images (``diffusers.VQModel``), clips
+(``transformers.Emu3VQVAE``) and motions (``MotionVQVAE``), and residual vector quantisation of
+sounds (``transformers.MimiModel``).
 
 The losses and codebooks are those of the recipes that made the built-in frontends.
 """
@@ -16,26 +17,33 @@ from torch import Tensor, nn
 
 from gen.core.errors import bad_value
 from gen.core.files import put_text
+from gen.media.motion.features import LOWER, UPPER, statistics
 from gen.models.load.libraries import diffusers
 from gen.models.load.locate import ZOO, locate, read_config, save_model
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.train import fast_bfloat16
 from gen.recipes.image.recipe import reconstruction
+from gen.recipes.motion import recipe as motion
 from gen.recipes.speech.recipe import CROP, HOP, Training, new_codec, spectral_distance
+from gen.recipes.video import recipe as video
 from gen.tokenizers.audio.mimi import Mimi
 from gen.tokenizers.image.vq import VQ
+from gen.tokenizers.motion.motion_vq import MotionVQ
+from gen.tokenizers.motion.motion_vq_net import MotionVQVAE
+from gen.tokenizers.video.video_vq import VideoVQ
 from gen.training.config import BFLOAT16, FLOAT32, Frontend, TrainingConfig
 from gen.training.frontends import MEDIA_SIZE, Encoder
 from gen.training.media_data import MediaData
 from gen.training.task import MODEL, Task, Written
 
+FRAMES = 8  # of a clip that are trained on together
 LATENTS = 8  # channels of an image before and after quantisation
 NEW_CODES = 50  # steps before the codebook of a model to start from is replaced
 
 
 def make_frontend_task(config: TrainingConfig, data: MediaData) -> FrontendTask:
     """Create the task that trains a frontend."""
-    return (ImageTask if config.frontend.modality == "image" else SoundTask)(config, data)
+    return TASKS[config.frontend.modality](config, data)
 
 
 class FrontendTask(Task):
@@ -75,9 +83,25 @@ class FrontendTask(Task):
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.config.seed)
 
+    def signals(self, rows: Tensor) -> Tensor:
+        """Return samples as the frontend's ``preprocess`` returns them, [B, ...]."""
+        return self.data.batch(rows)
+
     def frontend(self) -> Encoder:
         """Return the frontend with the weights of now."""
-        raise NotImplementedError
+        usual = self.data.encoder
+        return Encoder(usual.modality, type(usual.frontend)(self.finished()), MODEL, usual.usual)
+
+    def finished(self) -> Any:
+        """Return the network of the frontend."""
+        return self.model
+
+    def save(self, out: Path) -> Written:
+        self.model.eval()
+        with torch.no_grad():
+            save_model(self.finished(), out / MODEL)
+        write_media_size(out / MODEL, self.data.size.axes)
+        return Written(str(out / MODEL))
 
 
 class ImageTask(FrontendTask):
@@ -85,25 +109,15 @@ class ImageTask(FrontendTask):
 
     def __init__(self, config: TrainingConfig, data: MediaData):
         super().__init__(config, data)
-        self.model: Any = self._started() if self.asked.start else new_vq(self.asked, data)
+        self.model: Any = (
+            started(self.asked.start, VQ) if self.asked.start else new_vq(self.asked, data)
+        )
         codes = self.model.config.num_vq_embeddings
         keeps = codes == self.asked.codes
         if not keeps:
             self._replace_codebook(self.asked.codes)
         table = self.model.quantize.embedding.weight
         self.chains = [Chain([table], *self._schedule(keeps), self._generator())]
-
-    def _started(self) -> Any:
-        """Load the frontend to start from.
-
-        Raises:
-            GenError: another architecture.
-        """
-        name = self.asked.start
-        folder, kind = locate(name, "frontend"), read_config(name).get("_class_name")
-        if not isinstance(folder, Path) or kind != VQ.architecture:
-            raise bad_value("frontend.start", name, f"a {VQ.architecture} on this machine")
-        return VQ.from_pretrained(folder).model.train()
 
     def _replace_codebook(self, codes: int) -> None:
         table = nn.Embedding(codes, self.model.config.vq_embed_dim)
@@ -124,15 +138,6 @@ class ImageTask(FrontendTask):
             z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
             y = m.decoder(m.post_quant_conv(z)).float()
         return reconstruction(y, x)[0] + loss
-
-    def frontend(self) -> Encoder:
-        return Encoder(self.data.encoder.modality, VQ(self.model), MODEL, self.data.encoder.usual)
-
-    def save(self, out: Path) -> Written:
-        self.model.eval()
-        save_model(self.model, out / MODEL)
-        write_media_size(out / MODEL, self.data.size.axes)
-        return Written(str(out / MODEL))
 
 
 class SoundTask(FrontendTask):
@@ -176,16 +181,104 @@ class SoundTask(FrontendTask):
         return spectral_distance(x[:, 0], y[:, 0]) + 0.1 * wave + loss
 
     @torch.no_grad()
-    def frontend(self) -> Encoder:
-        codec = Mimi(self.model.finish())
-        return Encoder(self.data.encoder.modality, codec, MODEL, self.data.encoder.usual)
+    def finished(self) -> Any:
+        return self.model.finish()
 
-    def save(self, out: Path) -> Written:
-        self.model.eval()
-        with torch.no_grad():
-            save_model(self.model.finish(), out / MODEL)
-        write_media_size(out / MODEL, self.data.size.axes)
-        return Written(str(out / MODEL))
+
+class ClipTask(FrontendTask):
+    """VQ of clips, on a few frames of each; half of the clips of a batch are mirrored."""
+
+    def __init__(self, config: TrainingConfig, data: MediaData):
+        super().__init__(config, data)
+        keeps = True
+        if self.asked.start:
+            self.model: Any = started(self.asked.start, VideoVQ)
+            keeps = self.model.config.codebook_size == self.asked.codes
+        else:
+            self.model = video.new_vq(self.asked.codes, self.asked.width)
+            video.gentle_start(self.model)
+        if not keeps:
+            table = nn.Embedding(self.asked.codes, self.model.config.embed_dim)
+            self.model.quantize.embedding = table
+            self.model.config.codebook_size = self.asked.codes
+        table = self.model.quantize.embedding.weight
+        self.chains = [Chain([table], *self._schedule(keeps), self._generator())]
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        x, learns = self.data.batch(rows), self.model.training
+        if learns:
+            steps = video.STRIDE[0]
+            last = max(0, x.shape[1] - FRAMES) // steps
+            first = steps * int(torch.randint(last + 1, (), generator=generator))
+            x = x[:, first : first + FRAMES].contiguous()
+            mirrored = torch.rand(len(x), generator=generator) < 0.5
+            x[mirrored] = x[mirrored].flip(-1)
+        device = next(self.model.parameters()).device
+        x = x.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._is_low(device)):
+            y, h, loss = video.code(self.model, self.chains[0], x, learns)
+        return F.mse_loss(y, x) + 0.2 * F.l1_loss(y, x) + loss + video.agreement(x, h)
+
+
+class MotionTask(FrontendTask):
+    """VQ of both parts of the body."""
+
+    def __init__(self, config: TrainingConfig, data: MediaData):
+        super().__init__(config, data)
+        asked, keeps = self.asked, True
+        if asked.start:
+            self.model: Any = started(asked.start, MotionVQ)
+            keeps = self.model.config.codebook_size == asked.codes
+            if not keeps:
+                self._replace_codebooks(asked.codes)
+        else:
+            parts = [LOWER.tolist(), UPPER.tolist()]
+            self.model = MotionVQVAE(parts, asked.codes, motion.CHANNELS, asked.width)
+            mean, std = statistics([*data.signals.numpy()])
+            self.model.mean.copy_(torch.from_numpy(mean))
+            self.model.std.copy_(torch.from_numpy(std))
+        parts = range(len(self.model.config.parts))
+        schedule = self._schedule(keeps)
+        self.chains = [Chain(self.model.chain(p), *schedule, self._generator()) for p in parts]
+        self.weights = motion.feature_weights()
+
+    def _replace_codebooks(self, codes: int) -> None:
+        for number, table in enumerate(self.model.tables):
+            self.model.tables[number] = nn.Parameter(torch.randn(codes, table.shape[1]))
+        self.model.register_to_config(codebook_size=codes)
+
+    def signals(self, rows: Tensor) -> Tensor:
+        return (self.data.batch(rows) - self.model.mean.cpu()) / self.model.std.cpu()
+
+    def loss(self, forward: Any, rows: Tensor, seed: int, drop: float) -> Tensor:
+        x = self.signals(rows).to(self.model.mean.device)
+        weights = self.weights.to(x.device)
+        y, loss = motion.code(self.model, self.chains, x, self.model.training)
+        steps = motion.apart(y.diff(dim=1), x.diff(dim=1), weights)
+        return motion.apart(y, x, weights) + 0.5 * steps + loss
+
+
+TASKS: dict[str, type[FrontendTask]] = {
+    "image": ImageTask,
+    "speech": SoundTask,
+    "video": ClipTask,
+    "motion": MotionTask,
+}
+
+
+def started(name: str, cls: Any) -> Any:
+    """Load the network of the frontend to start from, an instance of ``cls``.
+
+    Raises:
+        GenError: another architecture.
+    """
+    folder = locate(name, "frontend")
+    config = read_config(name)
+    stated = (config.get("_class_name"), *(config.get("architectures") or ()))
+    if not isinstance(folder, Path) or cls.architecture not in stated:
+        raise bad_value("frontend.start", name, f"one of class {cls.architecture} on this machine")
+    return cls.from_pretrained(folder).model.train()
 
 
 def with_codebooks(codec: Any, streams: int, codes: int) -> Any:

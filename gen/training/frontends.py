@@ -14,13 +14,13 @@ from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value
 from gen.core.plain import is_digits
 from gen.core.registry import registry
+from gen.media.fit import Size
 from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO, locate, pick_device, read_config, zoo
 from gen.tokenizers.action.base import ActionFrontend
 from gen.tokenizers.text.hf_text import HFText
 from gen.tokenizers.text.trained import FILE, TrainedTokenizer
 from gen.tokenizers.text.words import TextWords
-from gen.training.fit import Size
 from gen.training.sources import SUFFIXES
 
 MEDIA_SIZE = "media-size.txt"  # size of the media that a frontend was trained on, in its folder

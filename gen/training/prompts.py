@@ -199,7 +199,7 @@ class Captions:
 
     def check(self, parts: dict[str, Any]) -> None:
         """Raise ``GenError`` for a caption of more tokens than a prompt has."""
-        count = len(self.tokenizer.ids(parts["text"]))
+        count = len(self.tokenizer.ids(parts.get("text", "")))
         if count > self.slots:
             raise GenError(
                 f"the caption {cut(parts['text'])!r} has {count} tokens; expected at most"
@@ -239,7 +239,7 @@ def read_states(path: Path) -> dict[str, Tensor]:
 
 def texts_of(sources: list[Source]) -> list[str]:
     """Return the captions of sources, and the lines of texts."""
-    found = [s.condition["text"] for s in sources if s.condition is not None]
+    found = [s.condition.get("text", "") for s in sources if s.condition is not None]
     found = [text for text in found if text.strip()]
     return found + [s.line for s in sources if s.line is not None]
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from gen.contracts.modality import Modality
 from gen.core.files import put
 from gen.media.audio import write_wav
 from gen.media.spectrogram import QUIET, mel_power, spectrogram_png
@@ -23,12 +24,18 @@ from gen.training.frontends import Encoder
 FOLDER, PAIRS, FIGURES = "reconstruction", "pairs.png", "figures.json"
 SHOWN = 8  # media that are measured and drawn
 HEARD = 4  # sounds that are written
-KINDS = ("image", "video", "audio")  # media that can be measured
-TRAINED = {"image": "image", "speech": "speech", "audio": "speech"}  # by modality: what to train
+# modality whose frontend can be trained, by that of the media
+TRAINED = {n: n for n in ("image", "speech", "video", "motion")} | {"audio": "speech"}
 LEAST_PSNR = 24.0  # dB; below it details of photos are gone
 MOST_MEL = 8.0  # dB; above it sounds are another sound
+MOST_JOINT = 5.0  # cm; above it steps and gestures are others
 AUDIBLE = -60.0  # dB below the loudest point
-MEASURES = {"image": "PSNR", "video": "PSNR", "audio": "log-mel distance"}
+MEASURES = {
+    "image": ("PSNR", "dB"),
+    "video": ("PSNR", "dB"),
+    "audio": ("log-mel distance", "dB"),
+    "motion": ("joint error", "cm"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,10 @@ class Reconstruction:
     """Measured media.
 
     Attributes:
-        kind: ``image``, ``video`` or ``audio``.
-        values: PSNR, or mean distance of mel levels, of every medium in dB.
-        pairs: originals and what was decoded, images or waves.
+        kind: ``image``, ``video``, ``audio`` or ``motion``.
+        values: of every medium the PSNR or the mean distance of mel levels in dB, or the mean
+            distance of joints in cm.
+        pairs: originals and what was decoded, as images or waves.
         rate: samples per second of sounds.
     """
 
@@ -49,26 +57,27 @@ class Reconstruction:
 
     @property
     def mean(self) -> float:
-        """Mean of the values in dB."""
+        """Mean of the values."""
         return sum(self.values) / len(self.values)
 
     @property
     def is_limit(self) -> bool:
         """Whether the frontend loses so much that no model of its codes can look or sound right."""
-        return self.mean > MOST_MEL if self.kind == "audio" else self.mean < LEAST_PSNR
+        most = {"audio": MOST_MEL, "motion": MOST_JOINT}.get(self.kind)
+        return self.mean < LEAST_PSNR if most is None else self.mean > most
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
         return {
-            "measure": f"{MEASURES[self.kind]} in dB",
+            "measure": " in ".join(MEASURES[self.kind]),
             "mean": round(self.mean, 3),
             "media": len(self.values),
             "is_limit": self.is_limit,
         }
 
     def __str__(self) -> str:
-        many = f"{len(self.values)} media"
-        return f"{MEASURES[self.kind]} {self.mean:.1f} dB, {many}"
+        measure, unit = MEASURES[self.kind]
+        return f"{measure} {self.mean:.1f} {unit}, {len(self.values)} media"
 
     def write(self, out: Path) -> Path:
         """Draw originals above what was decoded, and write some sounds. Returns the image."""
@@ -96,17 +105,29 @@ def sheet(pairs: list[tuple[Image.Image, ...]], gap: int = 4) -> Image.Image:
     return made
 
 
+def measured_kind(modality: Modality) -> str | None:
+    """Return the kind of media as of ``Reconstruction``; None for media that cannot be measured."""
+    kind = modality.name if modality.name == "motion" else modality.media_kind
+    return kind if kind in MEASURES else None
+
+
 @torch.no_grad()
 def reconstruct(encoder: Encoder, signals: list[Tensor]) -> Reconstruction | None:
     """Encode and decode signals of ``preprocess``, at most ``SHOWN``; None for media that cannot be
     measured."""
-    kind = str(encoder.modality.media_kind)
-    if kind not in KINDS or not signals:
+    kind = measured_kind(encoder.modality)
+    if kind is None or not signals:
         return None
     frontend, values, pairs = encoder.frontend, [], []
     for signal in signals[:SHOWN]:
         back = frontend.decode(frontend.encode(signal[None]))[0]
-        was, made = (np.asarray(frontend.postprocess(x)) for x in (signal, back))
+        was, made = (frontend.postprocess(x) for x in (signal, back))
+        if kind == "motion":
+            values.append(100 * float(np.linalg.norm(was.joints - made.joints, axis=-1).mean()))
+            stills = (encoder.modality.still(motion) for motion in (was, made))
+            pairs.append(tuple(np.asarray(still) for still in stills))
+            continue
+        was, made = np.asarray(was), np.asarray(made)
         if kind == "audio":
             values.append(mel_distance(was, made, frontend.rate))
             pairs.append((was, made))

@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 from gen.bench.curve import put_page
 from gen.bench.plots import COLOURS, Point, axis, panel
 from gen.config.job import make_job
+from gen.core.condition_parts import KINDS
 from gen.core.errors import GenError
 from gen.core.files import put_text, sweep_temporaries
 from gen.core.tables import plural
 from gen.jobs.run import run_job
+from gen.media.given import is_data_uri
 from gen.recipes.drafters.data import Conditions, Teacher
 from gen.recipes.drafters.recipe import QUICK, DrafterRecipe, Plan
 from gen.training.config import TrainingConfig, same_run
@@ -98,7 +100,7 @@ def train(config: TrainingConfig, say: Callable[[str], None] = print) -> dict[st
         "steps": loop.step,
         "loss": [rows[0]["loss"], rows[-1]["loss"]],
         "validation": validation,
-        "use": command(data, written, config.samples),
+        "use": command(data, written, [s for s in config.samples if isinstance(s, str)]),
     }
 
 
@@ -113,8 +115,13 @@ def save(task: Task, out: Path) -> Written:
 def command(data: TokenData, written: Written, samples: Sequence[str]) -> str:
     """Return a command line that samples from what a run has written, with one of its prompts."""
     said = [parts["text"] for parts in data.conditions if parts and parts.get("text")]
-    prompt = [text for text in (*samples, *said) if text][:1]
-    words = ["gen", "sample", data.manifest["modality"], *prompt, "--model", written.model]
+    prompt, media = [text for text in (*samples, *said) if text][:1], []
+    if data.medium is not None:
+        parts = next(parts for parts in data.conditions if parts)
+        prompt = [parts["text"]] if parts.get("text") else []
+        kind, path = KINDS[data.medium.part], parts[data.medium.part][0]
+        media = [f"--{kind}", kind.upper() if is_data_uri(path) else path]
+    words = ["gen", "sample", data.manifest["modality"], *prompt, *media, "--model", written.model]
     if not written.merged:
         words += ["--model-option", f"adapters={written.adapter}"]
     return shlex.join(words)
@@ -171,8 +178,8 @@ def train_frontend(config: TrainingConfig, say: Callable[[str], None]) -> dict[s
 
     def show() -> tuple[Path, Reconstruction]:
         task.model.eval()
-        made = reconstruct(task.frontend(), [*data.batch(measured[:SHOWN])])
-        assert made is not None, "images and sounds can be measured"
+        made = reconstruct(task.frontend(), [*task.signals(measured[:SHOWN])])
+        assert made is not None, "what can be trained can be measured"
         task.model.train()
         source = made.write(out).relative_to(out).as_posix()
         shown = f'<h2>Originals, and decoded</h2><p>{made}</p><img src="{source}" alt="">'

@@ -1,9 +1,10 @@
 """Shards of tokens: safetensors files that appear whole or not at all, and their manifest.
 
-A shard ``tokens-00012.safetensors`` holds ``tokens`` int32 [sum of lengths] and ``lengths`` int32
-[N]. Its header says which sources it is of, which conditions they have, and what was left out. What
-is there of a shard that is not finished lies in ``part-00012.safetensors``. ``plan.json`` says what
-is encoded and how; ``manifest.json`` appears last, when all is done.
+A shard ``tokens-00012.safetensors`` holds ``tokens`` int32 [sum of lengths], ``lengths`` int32 [N],
+and ``given`` int32 [N, slots] where media stand in the conditions. Its header says which sources it
+is of, which conditions they have, and what was left out. What is there of a shard that is not
+finished lies in ``part-00012.safetensors``. ``plan.json`` says what is encoded and how;
+``manifest.json`` appears last, when all is done.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Shard:
         tokens: long [T] of every sample.
         sources: name of every sample's source.
         conditions: parts of every sample's condition, or None.
+        given: long [slots], tokens of the medium in every sample's condition; empty without media.
         skipped: sources that were left out, with the reason.
         read: number of sources that were read, in order.
     """
@@ -43,6 +45,7 @@ class Shard:
     tokens: list[Tensor] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     conditions: list[dict[str, Any] | None] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     read: int = 0
 
@@ -60,16 +63,18 @@ def part_path(folder: Path, number: int) -> Path:
 def write_shard(path: Path, shard: Shard, mark: str) -> None:
     """Write a shard. ``mark``: fingerprint of the plan. Raises ``GenError`` if it cannot."""
     flat = torch.cat([*shard.tokens, torch.zeros(0, dtype=torch.long)]).to(torch.int32)
-    lengths = torch.tensor([len(t) for t in shard.tokens], dtype=torch.int32)
+    tensors = {"tokens": flat, "lengths": torch.tensor(list(map(len, shard.tokens))).int()}
+    if shard.given:
+        tensors["given"] = torch.stack(shard.given).int()
     head = {
         "plan": mark,
-        "digest": _digest(flat, lengths),
+        "digest": _digest(*tensors.values()),
         "sources": shard.sources,
         "conditions": shard.conditions,
         "skipped": shard.skipped,
         "read": shard.read,
     }
-    data = save({"tokens": flat, "lengths": lengths}, {"gen": json.dumps(head, ensure_ascii=False)})
+    data = save(tensors, {"gen": json.dumps(head, ensure_ascii=False)})
     put(path, lambda temporary: temporary.write_bytes(data))
 
 
@@ -79,13 +84,15 @@ def read_shard(path: Path, mark: str) -> Shard | None:
         with safe_open(path, "pt") as file:
             head = json.loads((file.metadata() or {})["gen"])
             flat, lengths = file.get_tensor("tokens"), file.get_tensor("lengths")
-        said = (head["sources"], head["conditions"], head["skipped"], head.get("read", 0))
+            given = [file.get_tensor("given")] if "given" in file.keys() else []  # noqa: SIM118
+        said = (head["skipped"], head.get("read", 0))
+        rows = (head["sources"], head["conditions"], [row.long() for t in given for row in t])
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    if head.get("plan") != mark or head.get("digest") != _digest(flat, lengths):
+    if head.get("plan") != mark or head.get("digest") != _digest(flat, lengths, *given):
         return None
     tokens = list(flat.long().split(lengths.tolist()))
-    return Shard(tokens, *said)
+    return Shard(tokens, *rows, *said)
 
 
 def _digest(*tensors: Tensor) -> str:

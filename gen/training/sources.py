@@ -1,22 +1,22 @@
 """Media of a folder and their captions: what ``gen encode`` reads.
 
 A caption is the text file ``NAME.txt`` beside a medium, or the field ``text`` (or ``prompt``) of
-its row in ``metadata.jsonl``, which names the file in ``file_name``, as in the folders of
-``datasets``. A folder of texts holds ``.txt`` files with one text per line, behind its prompt and a
-tab where it answers one.
+its row in ``metadata.jsonl`` (or ``.csv``, ``.parquet``), which names the file in ``file_name``, as
+in the folders of ``datasets``. Conditions that are media are ``gen.training.pairs``. A folder of
+texts holds ``.txt`` files with one text per line, behind its prompt and a tab where it answers one.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gen.config.prompt_files import read_values
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError, bad_value, cut_list, shown
 from gen.core.tables import plural
@@ -27,8 +27,12 @@ from gen.media.motion.bvh import read_bvh
 from gen.media.video import read_video
 from gen.modalities.action.modality import ActionChunk
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY
+from gen.training.pairs import Pairs, partners_in, partners_of_row
 
 METADATA = "metadata.jsonl"
+TABLES = (METADATA, "metadata.csv", "metadata.parquet")
+FILE_NAME = "file_name"  # column of a table that names a medium
+LINE = ""  # key of a row's file and line, for messages
 CAPTION_KEYS = ("text", "prompt")
 FOLDERS = "folders"  # labels that are the names of folders
 SOUNDS = (*"wav flac mp3 ogg oga opus m4a aac aif aiff mka".split(),)
@@ -40,6 +44,11 @@ SUFFIXES = {
     "motion": ("npz", "bvh"),
     "action": ("npz", "npy", "parquet"),
     "text": ("txt",),
+}
+PARTS = {  # part of a condition by extension; a .gif is an image
+    f".{suffix}": part
+    for part, modality in (("video", "video"), ("audio", "audio"), ("images", "image"))
+    for suffix in SUFFIXES[modality]
 }
 Parts = dict[str, Any]  # parts of a condition, as plain data
 
@@ -53,12 +62,14 @@ class Source:
         path: file.
         line: the line of a text file; None for a whole file.
         condition: parts of the condition that the folder states, or None.
+        problem: why the source has no condition that can be used; empty for none.
     """
 
     name: str
     path: Path
     line: str | None = None
     condition: Parts | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,17 +80,36 @@ class Medium:
     condition: Parts | None
 
 
-def find_sources(folder: str | Path, modality: str, labels: str = "") -> list[Source]:
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds.
+
+    Attributes:
+        sources: media with their conditions, or lines of texts, by name.
+        left_out: numbers of files that are neither listed nor read for conditions, by extension.
+        pairs: media in the conditions, if there are any.
+    """
+
+    sources: list[Source]
+    left_out: dict[str, int]
+    pairs: Pairs | None = None
+
+
+def find_sources(
+    folder: str | Path, modality: str, labels: str = "", given: str | None = None
+) -> Found:
     """List the media of a folder and its subfolders, by name.
 
     Args:
         folder: the media.
         modality: their modality.
         labels: where labels are that stand for captions: ``folders``, the name of the folder that a
-            medium lies in, or a field of the rows of ``metadata.jsonl``; empty for captions.
+            medium lies in, or a field of the rows of the table; empty for captions.
+        given: folder of media of the same names, which stand in the conditions; it may be
+            ``folder``. None for those that rows of the table state, if they do.
 
     Raises:
-        GenError: no folder, no medium of the modality in it, or captions that cannot be read or
+        GenError: no folder, no medium of the modality in it, or conditions that cannot be read or
             name files that are not there.
     """
     root = Path(folder)
@@ -93,24 +123,65 @@ def find_sources(folder: str | Path, modality: str, labels: str = "") -> list[So
             f"{folder} holds {held}; expected media of modality {modality!r}:"
             f" .{', .'.join(SUFFIXES[modality])}"
         )
-    if labels and modality in ("text", "action"):
-        raise bad_value("labels", labels, f"none for modality {modality!r}")
+    for key, value in (("labels", labels), ("given", given)):
+        if value and modality in ("text", "action"):
+            raise bad_value(key, value, f"none for modality {modality!r}")
     if modality == "text":
-        return [s for path in media for s in _lines(path, root)]
-    captions = _labels(root, media, labels) if labels else _captions(root, media)
-    return [
+        return Found([s for path in media for s in _lines(path, root)], counted(others))
+    rows = _rows(root, [p.relative_to(root).as_posix() for p in media])
+    captions = _labels(root, media, rows, labels) if labels else _captions(root, media, rows)
+    pairs = _pairs(root, media, rows, given) if modality != "action" else None
+    sources = [
         Source(n, p, condition=captions[n])
         for p, n in ((p, p.relative_to(root).as_posix()) for p in media)
     ]
+    read = {*(root / name for name in TABLES), *(path.with_suffix(".txt") for path in media)}
+    if pairs is not None:
+        sources = _paired(sources, pairs)
+        used = {path.resolve() for path in pairs.files}
+        read |= {path for path in others if path.resolve() in used}
+    return Found(sources, counted([path for path in others if path not in read]), pairs)
 
 
-def left_out(folder: str | Path, modality: str) -> dict[str, int]:
-    """Count the files of a folder that ``find_sources`` neither lists nor reads for their captions,
-    by extension."""
-    root = Path(folder)
-    media, others = _split(root, modality)
-    captions = {root / METADATA, *(path.with_suffix(".txt") for path in media)}
-    return counted([path for path in others if path not in captions])
+def _pairs(
+    root: Path, media: list[Path], rows: dict[str, Parts], given: str | None
+) -> Pairs | None:
+    """Return the media in the conditions of others; None where there are none.
+
+    Raises:
+        GenError: both a folder and rows of the table state them.
+    """
+    stated = {}
+    for name, row in rows.items():
+        try:
+            stated[name] = partners_of_row(row, root)
+        except GenError as error:
+            raise GenError(f"{row[LINE]}: {error}") from None
+    if given is not None:
+        if any(stated.values()):
+            raise GenError(
+                f"given is {given!r}, and rows of the table in {root} state conditions, too;"
+                " expected one of both"
+            )
+        return partners_in(Path(given), root, media, PARTS)
+    if not any(stated.values()):
+        return None
+    partners = {path for found in stated.values() for _, path in found}
+    names = [(p.relative_to(root).as_posix(), str(p.absolute())) for p in media]
+    mine = {n: stated.get(n, []) for n, path in names if n in rows or path not in partners}
+    return Pairs.of(mine, f"expected image, audio or video in its row of the table in {root}")
+
+
+def _paired(sources: list[Source], pairs: Pairs) -> list[Source]:
+    """Return the sources that are no condition of another one, with their partners."""
+    out = []
+    for source in sources:
+        if source.name in pairs.problems:
+            out.append(replace(source, problem=pairs.problems[source.name][1]))
+        elif source.name in pairs.partners:
+            parts = {pairs.part: [pairs.partners[source.name]]}
+            out.append(replace(source, condition={**(source.condition or {}), **parts}))
+    return out
 
 
 def counted(files: Iterable[Path]) -> dict[str, int]:
@@ -147,20 +218,23 @@ def _lines(path: Path, root: Path) -> Iterator[Source]:
             yield Source(f"{name}#{number}", path, text.strip(), condition)
 
 
-def _captions(root: Path, media: list[Path]) -> dict[str, Parts | None]:
-    """Find the condition of every medium by its name. ``metadata.jsonl`` comes first."""
-    names = [p.relative_to(root).as_posix() for p in media]
-    found: dict[str, Parts | None] = dict.fromkeys(names)
-    for path, name in zip(media, names, strict=True):
-        beside = path.with_suffix(".txt")
-        if beside.is_file():
+def _captions(root: Path, media: list[Path], rows: dict[str, Parts]) -> dict[str, Parts | None]:
+    """Find the caption of every medium by its name. A row of the table comes first."""
+    found: dict[str, Parts | None] = {}
+    for path in media:
+        name, beside = path.relative_to(root).as_posix(), path.with_suffix(".txt")
+        found[name] = None
+        if name in rows:
+            text = _text_of(rows[name], CAPTION_KEYS)
+            found[name] = None if text is None else {"text": text}
+        elif beside.is_file():
             found[name] = {"text": " ".join(_text(beside).split())}
-    if (root / METADATA).is_file():
-        found.update(_stated(root, names))
     return found
 
 
-def _labels(root: Path, media: list[Path], labels: str) -> dict[str, Parts | None]:
+def _labels(
+    root: Path, media: list[Path], rows: dict[str, Parts], labels: str
+) -> dict[str, Parts | None]:
     """Find the label of every medium by its name. Underscores stand for spaces.
 
     Raises:
@@ -172,12 +246,12 @@ def _labels(root: Path, media: list[Path], labels: str) -> dict[str, Parts | Non
             n: p.parent.name if p.parent != root else "" for n, p in zip(names, media, strict=True)
         }
     else:
-        if not (root / METADATA).is_file():
+        if not any((root / name).is_file() for name in TABLES):
             raise GenError(
                 f"labels is {labels!r}, and there is no {root / METADATA} with such a field;"
                 f" expected it, or {FOLDERS!r}"
             )
-        stated = {n: (c or {}).get("text", "") for n, c in _stated(root, names, (labels,)).items()}
+        stated = {n: _text_of(row, (labels,)) or "" for n, row in rows.items()}
     found = {n: " ".join(stated.get(n, "").replace("_", " ").split()) for n in names}
     if not any(found.values()):
         fields = f"rows of {METADATA} with this field"
@@ -185,18 +259,45 @@ def _labels(root: Path, media: list[Path], labels: str) -> dict[str, Parts | Non
     return {n: {"text": label} if label else None for n, label in found.items()}
 
 
-def _stated(
-    root: Path, names: Iterable[str], keys: tuple[str, ...] = CAPTION_KEYS
-) -> dict[str, Parts | None]:
-    """Read ``metadata.jsonl``. Raises ``GenError`` for a row of a file that is not there."""
-    stated, known = _metadata(root / METADATA, keys), {*names}
-    lost = [name for name in stated if name not in known]
-    if lost:
-        raise GenError(
-            f"{root / METADATA} names {plural(len(lost), 'file')} that are not there:"
-            f" {', '.join(cut_list(lost, 3))}"
-        )
-    return stated
+def _text_of(row: Parts, keys: tuple[str, ...]) -> str | None:
+    """Return the caption of a row, or the label of a field, which may be a number.
+
+    Raises:
+        GenError: it is no text.
+    """
+    text = next((row[key] for key in keys if row.get(key) is not None), None)
+    if keys != CAPTION_KEYS and isinstance(text, (int, float)):
+        text = str(text)
+    if text is not None and not isinstance(text, str):
+        raise GenError(f"{row[LINE]} has the text {shown(text)}; expected a text")
+    return text
+
+
+def _rows(root: Path, names: Iterable[str]) -> dict[str, Parts]:
+    """Read the table of a folder: its rows by the names of their files, with ``LINE``.
+
+    Raises:
+        GenError: two tables, one that cannot be read, or a row of a file that is not there.
+    """
+    tables, known = [root / name for name in TABLES if (root / name).is_file()], {*names}
+    if len(tables) > 1:
+        raise GenError(f"{root} holds {' and '.join(p.name for p in tables)}; expected one table")
+    found: dict[str, Parts] = {}
+    for path in tables:
+        for number, row, _, error in read_values(path, FILE_NAME):
+            where = f"{path}, line {number}"
+            if error is not None:
+                raise GenError(f"{where} is {error}")
+            if not isinstance(row, dict) or not isinstance(row.get(FILE_NAME), str):
+                raise GenError(f"{where} is {shown(row)}; expected a {FILE_NAME}")
+            found[row[FILE_NAME]] = {**row, LINE: where}
+        lost = [name for name in found if name not in known]
+        if lost:
+            raise GenError(
+                f"{path} names {plural(len(lost), 'file')} that are not there:"
+                f" {', '.join(cut_list(lost, 3))}"
+            )
+    return found
 
 
 def _text(path: Path) -> str:
@@ -204,27 +305,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise GenError(f"the caption {path} cannot be read: {error}") from None
-
-
-def _metadata(path: Path, keys: tuple[str, ...]) -> dict[str, Parts | None]:
-    """Read captions, or labels of a field, which may be numbers."""
-    found: dict[str, Parts | None] = {}
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise GenError(f"{path}, line {number} is no JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
-            raise GenError(f"{path}, line {number} is {shown(row)}; expected a file_name")
-        text = next((row[key] for key in keys if row.get(key) is not None), None)
-        if keys != CAPTION_KEYS and isinstance(text, (int, float)):
-            text = str(text)
-        if text is not None and not isinstance(text, str):
-            raise GenError(f"{path}, line {number} has the text {shown(text)}; expected a text")
-        found[row["file_name"]] = None if text is None else {"text": text}
-    return found
 
 
 def read_source(

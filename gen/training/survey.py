@@ -16,9 +16,9 @@ from gen.core.errors import describe
 from gen.core.printable import printable
 from gen.core.tables import plural
 from gen.media.audio import sound_header
+from gen.media.fit import PAD, Size
 from gen.media.images import image_header
 from gen.media.video import clip_header
-from gen.training.fit import PAD, Size
 from gen.training.sources import Source
 
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"

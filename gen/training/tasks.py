@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from gen.contracts.condition import CONDITION, Condition, Prompt
 from gen.contracts.defaults import STATED_SAMPLING
 from gen.contracts.frontend import codebook_digest
-from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, NOTHING, Modality
+from gen.contracts.modality import BUILT_IN, CAPTIONS, CONDITIONS, MEDIA, NOTHING, Modality
 from gen.core.errors import GenError, bad_value
 from gen.core.files import put_text
 from gen.media.containers import require_package
+from gen.modalities.condition_medium import STATED as MEDIUM
+from gen.modalities.condition_medium import CaptionedMedium
 from gen.modalities.grid_base import GridModality
 from gen.modalities.own_captions import EXAMPLES, OwnCaptions, modality_of_model
 from gen.modalities.text_encoder import STATED, padded
@@ -47,7 +49,8 @@ from gen.training.task import ADAPTER, MODEL, Task, Written
 from gen.training.texts import TextTask, next_token_loss
 
 MOST_EXAMPLES = 256  # captions that are kept beside a model
-FRONTEND = "frontend"  # folder of a frontend beside the model, if it is not of the zoo
+# folders of the frontends beside a model, if they are not of the zoo
+FRONTEND, MEDIUM_FRONTEND = "frontend", "condition_frontend"
 
 
 def make_task(config: TrainingConfig, data: TokenData) -> Task:
@@ -107,9 +110,7 @@ class GridTask(Task):
         made.config.modality = self.data.encoder.modality.name  # folders may have any name
         made.config.frontend = name
         made.config.codebook_digest = self.data.encoder.digest
-        if self.data.captions is not None:
-            made.config.conditions = self.data.captions.kind
-        elif is_new:
+        if is_new and self.data.captions is None and self.data.medium is None:
             made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
         if self.config.sampling:
             setattr(made.config, STATED_SAMPLING, dict(self.config.sampling))
@@ -142,8 +143,8 @@ class GridTask(Task):
         codes = self._code_ids()
         slots, words = usual["prefix_length"], usual["vocab_size"] - usual["codebook_size"] - 1
         captions = self.data.captions
-        if captions is not None:
-            slots, words = captions.slots, 1 + captions.tokenizer.size
+        if captions is not None or self.data.medium is not None:
+            slots, words = self.data.prompt_sizes
         grid = tuple(self.data.manifest["grid"]) or tuple(usual["grid"])
         run = Run(
             1,
@@ -163,10 +164,18 @@ class GridTask(Task):
             made: GridLlamaForCausalLM = GridStatesForCausalLM(config)
         else:
             made = new_lm(shape, run)
-        if captions is not None:
-            made.config.conditions = captions.kind
+        self._state_prompts(made.config)
         self.modality = self._modality(made.config, self.data.folder)
         return made
+
+    def _state_prompts(self, config: GridLlamaConfig) -> None:
+        """Note in a config how captions and media of one's own are read, if there are any."""
+        captions, medium = self.data.captions, self.data.medium
+        if captions is not None or medium is not None:
+            config.conditions = MEDIA if captions is None else captions.kind
+        if medium is not None:
+            name = self._medium_frontend_name()
+            config.condition_medium = {**medium.to_dict(), "frontend_name": name}
 
     def _code_ids(self) -> int:
         """Number of ids of the grid: codes, and the end of a sequence where lengths differ."""
@@ -204,10 +213,11 @@ class GridTask(Task):
         config.whole = objective == "block" and self.config.share < 1
         if objective != "masked":  # a masked model keeps what it is
             config.shifted = objective == "causal"
-        is_other = self._takes_other_captions(config, folder, name)
+        is_other = self._takes_other_prompts(config, folder, name)
+        self._state_prompts(config)
         if is_other:
-            config.prefix_length, config.conditions = self.data.captions.slots, CAPTIONS
-            config.mask_token_id = config.codebook_size + 1 + self.data.captions.tokenizer.size
+            config.prefix_length, words = self.data.prompt_sizes
+            config.mask_token_id = config.codebook_size + words
             config.vocab_size = config.mask_token_id + 1
             config.max_position_embeddings = config.prefix_length + math.prod(config.grid)
         self.modality = self._modality(config, folder)
@@ -218,13 +228,14 @@ class GridTask(Task):
                 return with_other_captions(source, config)
             return cls.from_pretrained(folder, config=config, dtype=torch.float32)
 
-    def _takes_other_captions(self, config: GridLlamaConfig, folder: Path, name: str) -> bool:
-        """Return whether a model has other prompts than the data's captions.
+    def _takes_other_prompts(self, config: GridLlamaConfig, folder: Path, name: str) -> bool:
+        """Return whether a model has other prompts than the data's captions and media.
 
         Raises:
-            GenError: one of both has a text encoder that the other lacks.
+            GenError: one of both has a text encoder, or media in its conditions, that the other
+                lacks.
         """
-        captions = self.data.captions
+        captions, medium = self.data.captions, self.data.medium
         mine = {} if captions is None or captions.encoder is None else captions.encoder.to_dict()
         stated = config_field(config, STATED) or {}
         if stated.get("digest") != mine.get("digest"):
@@ -233,10 +244,25 @@ class GridTask(Task):
                 f" the captions of {self.data.folder} are read with"
                 f" {mine.get('folder') or 'none'}; expected the same, or a new model"
             )
-        if captions is None or mine:
+        reads = dict(config_field(config, MEDIUM) or {}, frontend_name="")
+        given = dict(medium.to_dict() if medium else {}, frontend_name="")
+        if reads != given and (medium is None or mine):
+            raise GenError(
+                f"model {name} reads {reads.get('part', 'no media')} of {reads.get('axes')} in its"
+                f" conditions, and {self.data.folder} has {given.get('part', 'none')} of"
+                f" {given.get('axes')}; expected the same, or a new model"
+            )
+        if mine or (captions is None and medium is None):
             return False
-        if config_field(config, CONDITIONS) != CAPTIONS or config.prefix_length != captions.slots:
+        kind = MEDIA if captions is None else CAPTIONS
+        slots, _ = self.data.prompt_sizes
+        if reads != given or (config_field(config, CONDITIONS), config.prefix_length) != (
+            kind,
+            slots,
+        ):
             return True
+        if captions is None:
+            return False
         return TrainedTokenizer.from_folder(folder).digest != captions.tokenizer.digest
 
     def _modality(self, config: GridLlamaConfig, folder: Path) -> Modality:
@@ -255,6 +281,14 @@ class GridTask(Task):
         """Name of the frontend in the model's config: a zoo name, or a folder beside the model."""
         encoder = self.data.encoder
         return encoder.name if encoder.name in zoo() else FRONTEND
+
+    def _medium_frontend_name(self) -> str:
+        """Name of the frontend of media in conditions, as of ``_frontend_name``."""
+        assert self.data.medium is not None
+        name = self.data.medium.frontend_name
+        if name in zoo():
+            return name
+        return FRONTEND if name == self.data.encoder.name else MEDIUM_FRONTEND
 
     # --- data
 
@@ -276,8 +310,8 @@ class GridTask(Task):
                 )
             rows.append(F.pad(tokens, (0, total - len(tokens)), value=end or 0))
         prompts, nothing = [], []
-        for parts in self.data.conditions:
-            parsed = None if parts is None else self.modality.parse(Condition.of(parts))
+        for row, parts in enumerate(self.data.conditions):
+            parsed = None if parts is None else self._parsed(row, parts)
             without = binding.without(parsed)
             nothing.append(without)
             prompts.append(without if parsed is None else binding.prompt(parsed))
@@ -290,14 +324,23 @@ class GridTask(Task):
         codes = torch.stack(rows).unflatten(0, (-1, each))
         return codes[:, 0], codes, ids[0], ids[1]
 
+    def _parsed(self, row: int, parts: dict[str, Any]) -> Any:
+        """Return the typed condition of a sample, its medium as the tokens that it was encoded
+        to."""
+        if not self.data.given:
+            return self.modality.parse(Condition.of(parts))
+        text = " ".join(parts.get("text", "").split())
+        return CaptionedMedium(text, tuple(self.data.given[row].tolist()))
+
     def _states(self) -> Tensor | None:
         """Return the states of prompts by a text encoder, [N, P, width]; None without one."""
         captions = self.data.captions
         if captions is None or captions.encoder is None:
             return None
         none = torch.zeros(0, self.model.config.state_size)
-        texts = ["" if c is None else " ".join(c["text"].split()) for c in self.data.conditions]
-        return padded([captions.states.get(text, none) for text in texts], captions.slots)
+        texts = [" ".join((c or {}).get("text", "").split()) for c in self.data.conditions]
+        slots = self.model.config.prefix_length
+        return padded([captions.states.get(text, none) for text in texts], slots)
 
     def given(self, forward: Any, rows: Tensor) -> Any:
         """Return a forward pass that is given the states of some samples' prompts, if they have
@@ -339,10 +382,14 @@ class GridTask(Task):
         if self._frontend_name() == FRONTEND:
             source = locate(self.data.encoder.name, "frontend")
             shutil.copytree(source, out / FRONTEND, dirs_exist_ok=True)
-        if isinstance(self.modality, OwnCaptions) and self.modality.tokenizer is not None:
+        medium = self.data.medium
+        if medium is not None and self._medium_frontend_name() == MEDIUM_FRONTEND:
+            shutil.copytree(medium.frontend_folder, out / MEDIUM_FRONTEND, dirs_exist_ok=True)
+        if isinstance(self.modality, OwnCaptions):
             if isinstance(self.modality.tokenizer, TrainedTokenizer):
                 self.modality.tokenizer.save(out / MODEL)
-            put_text(out / MODEL / EXAMPLES, "".join(f"{text}\n" for text in self._examples()))
+            if self.modality.has_examples:
+                put_text(out / MODEL / EXAMPLES, "".join(f"{text}\n" for text in self._examples()))
         return Written(str(out / MODEL))
 
     def _examples(self) -> list[str]:

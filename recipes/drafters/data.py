@@ -221,7 +221,7 @@ class Teacher:
             return cls(pipe, [drawn[i % len(drawn)] for i in range(prompts)])
         if conditions != BUILT_IN:
             raise GenError(
-                f"model {model} was trained with captions of its own; expected gen train with"
+                f"model {model} was trained with conditions of its own; expected gen train with"
                 " objective=drafter and data, the folder of gen encode that it was trained on"
             )
         return cls(pipe, (held_out_prompts if held else training_prompts)(pipe.modality, prompts))

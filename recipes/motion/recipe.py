@@ -31,6 +31,7 @@ from gen.media.motion.features import (
     ROTATIONS,
     UPPER,
     VELOCITY,
+    WIDTH,
     features,
     start_of,
     statistics,
@@ -150,6 +151,41 @@ def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor
         yield (torch.from_numpy(np.stack(out)) - mean) / std
 
 
+def feature_weights() -> Tensor:
+    """Return the weights of features in the loss, float [263]."""
+    weights = torch.ones(WIDTH)
+    for where, weight in WEIGHTS:
+        weights[where] = weight
+    return weights
+
+
+def code(
+    model: MotionVQVAE, chains: list[Chain], x: Tensor, learn: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Encode, quantise and decode normalised features [B, F, 263].
+
+    Args:
+        model: the VQ.
+        chains: codebooks of every part.
+        x: the features.
+        learn: as of ``Chain``.
+
+    Returns:
+        Decoded features as x, and the loss of the codes.
+    """
+    loss, quantised = x.new_zeros(()), []
+    for chain, z in zip(chains, model.latents(x), strict=True):
+        q, own = chain(z.flatten(0, 1).float(), learn)
+        quantised.append(q.view(z.shape))
+        loss = loss + own
+    return model.features(quantised), loss
+
+
+def apart(y: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """Return the distance of features [B, F, 263], ``weights`` as of ``feature_weights``."""
+    return (weights * F.smooth_l1_loss(y, x, reduction="none")).mean()
+
+
 def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None:
     """Train the VQ by gradients; ``Chain`` starts the codebooks and keeps their codes in use. With
     residual codebooks the body is one part.
@@ -170,25 +206,14 @@ def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None
         for p in range(len(parts))
     ]
 
-    weights = torch.ones_like(mean)
-    for where, weight in WEIGHTS:
-        weights[where] = weight
-
-    def distance(y: Tensor, x: Tensor) -> Tensor:
-        return (weights * F.smooth_l1_loss(y, x, reduction="none")).mean()
+    weights = feature_weights()
 
     def loss_fn(m, x):
-        loss, quantised = 0.0, []
-        for chain, z in zip(chains, m.latents(x), strict=True):
-            q, own = chain(z.flatten(0, 1).float())
-            quantised.append(q.view(z.shape))
-            loss = loss + own
-        y = m.features(quantised)
-        apart = distance(y, x)
-        return apart + 0.5 * distance(y.diff(dim=1), x.diff(dim=1)) + loss, {
-            "apart": apart.item(),
-            "codes": sum(c.codes for c in chains),
-        }
+        y, loss = code(m, chains, x)
+        distance = apart(y, x, weights)
+        steps = apart(y.diff(dim=1), x.diff(dim=1), weights)
+        figures = {"apart": distance.item(), "codes": sum(c.codes for c in chains)}
+        return distance + 0.5 * steps + loss, figures
 
     def on_step(step: int, _) -> None:
         for chain in chains:

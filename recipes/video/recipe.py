@@ -105,15 +105,15 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
 
 
-def new_vq():
-    """Create the VQ."""
+def new_vq(codes: int = CODES, width: int = 32) -> Emu3VQVAE:
+    """Create the VQ. ``codes``: vectors of its codebook. ``width``: channels of the first layer."""
     return Emu3VQVAE(
         Emu3VQVAEConfig(
-            codebook_size=CODES,
+            codebook_size=codes,
             embed_dim=CHANNELS,
             latent_channels=CHANNELS,
             temporal_downsample_factor=STRIDE[0],
-            base_channels=32,
+            base_channels=width,
             channel_multiplier=[1, 1, 2],
             num_res_blocks=1,
             attn_resolutions=[],
@@ -194,6 +194,29 @@ def agreement(x: Tensor, h: Tensor) -> Tensor:
     return loss
 
 
+def code(model, chain: Chain, x: Tensor, learn: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Encode, quantise and decode clips.
+
+    Args:
+        model: the VQ.
+        chain: its codebook.
+        x: float [B, F, 3, h, w] in [-1, 1].
+        learn: as of ``Chain``.
+
+    Returns:
+        Decoded clips as x, vectors of the cells [B, D, T, H, W], and the loss of the codes.
+    """
+
+    def swap(z):
+        return z.permute(0, 2, 1, 3, 4)  # swaps frames and channels, there and back
+
+    h = model.quant_conv(swap(model.encoder(x))).float()
+    flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS), learn)
+    z = flat.view(len(x), *h.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)
+    y = model.decoder(swap(model.post_quant_conv(z)), swap(z)).float().view(x.shape)
+    return y, h, loss
+
+
 def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
     """Train the VQ by gradients; ``Chain`` starts its codebook and keeps the codes in use."""
     torch.manual_seed(0)
@@ -207,13 +230,7 @@ def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
     )
 
     def loss_fn(m, x):
-        def swap(z):
-            return z.permute(0, 2, 1, 3, 4)  # swaps frames and channels, there and back
-
-        h = m.quant_conv(swap(m.encoder(x))).float()
-        flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS))
-        z = flat.view(len(x), *h.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)
-        y = m.decoder(swap(m.post_quant_conv(z)), swap(z)).float().view(x.shape)
+        y, h, loss = code(m, chain, x)
         mse, agree = F.mse_loss(y, x), agreement(x, h)
         figures = {
             "psnr": 10 * math.log10(4 / mse.item()),

@@ -81,7 +81,7 @@ def check(name: str, folder: Path, made: awkward.Made, out: Path) -> dict[str, n
     for file, reason in refused.items():
         assert reason in manifest["skipped"][file], manifest["skipped"][file]
     found, seen = {}, set()
-    for source in find_sources(folder, name):
+    for source in find_sources(folder, name).sources:
         if source.name in refused:
             continue
         parts = work.read(source)

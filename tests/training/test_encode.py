@@ -53,7 +53,7 @@ def test_tokens_are_those_of_the_frontend(name, tmp_path):
     assert manifest["samples"] == 3 == sum(len(s.tokens) for s in shards)
     assert manifest["captioned"] == 3 and manifest["frontend"]["digest"] == encoder.digest
     size = size_of(encoder)
-    for source in encoding.find_sources(folder, name):
+    for source in encoding.find_sources(folder, name).sources:
         medium = encoding.read_source(source, encoder.modality, encoder.horizon)[0]
         signal = encoder.frontend.preprocess(size.fit(medium.media, source.name)[0])
         codes = encoder.frontend.encode(signal[None])
@@ -410,7 +410,7 @@ def test_images_keep_their_aspect(fit, tmp_path):
     encoder = load_encoder("image")
     options = EncodeOptions(resize=fit)
     fitted = encoding.fitting(encoder, options, encoding.Survey.of(
-        encoding.find_sources(folder, "image"), "image"
+        encoding.find_sources(folder, "image").sources, "image"
     ))  # fmt: skip
     with Image.open(folder / "a.png") as image:
         made = np.asarray(fitted.fit(image.convert("RGB"), "a.png")[0]).astype(int)

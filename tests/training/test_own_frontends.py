@@ -32,10 +32,15 @@ KEYS = {"objective": "frontend", "batch_size": 2, "save_every": 2, "log_every": 
 FRONTENDS = {
     "image": {"modality": "image", "start": "image-vq", "codes": 128},
     "speech": {"modality": "speech", "start": "speech-codec", "codes": 128},
+    "video": {"modality": "video", "start": "video-vq", "codes": 128},
+    "motion": {"modality": "motion", "start": "motion-vq", "codes": 512},
 }
+LENGTHS = {"image": 64, "speech": 38_400, "video": 16}  # of the first axis
 NEW = {
     "image": {"modality": "image", "codes": 32, "factor": 8, "width": 16},
     "speech": {"modality": "speech", "codes": 16, "streams": 2, "width": 16},
+    "video": {"modality": "video", "codes": 32, "width": 32},
+    "motion": {"modality": "motion", "codes": 32, "width": 16},
 }
 
 
@@ -59,7 +64,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("name", FRONTENDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "video")) for n in FRONTENDS]
+)
 def test_a_frontend_of_ones_own_serves_all_that_comes_after(name, media, tmp_path, capsys):
     done = train(config(media[name], tmp_path / "F", FRONTENDS[name], steps=2), lambda text: None)
     assert done["reconstruction"]["media"] == 1  # the held-out one
@@ -76,9 +83,11 @@ def test_a_frontend_of_ones_own_serves_all_that_comes_after(name, media, tmp_pat
     train(make_training({**keys, "data": str(tokens), "out": str(out)}, "here"))
     shutil.rmtree(tmp_path / "F")  # the model stands alone
     prompt = next(media[name].glob("*.txt")).read_text().strip()
-    made = gen.load(name, str(out / "model"))(prompt, seed=0)
-    medium = made.images[0] if name == "image" else made.audios[0]
-    assert np.asarray(medium).shape[0] == (64 if name == "image" else 38_400)
+    medium = gen.load(name, str(out / "model"))(prompt, seed=0).media[0]
+    if name == "motion":
+        assert medium.frames % 4 == 0
+    else:
+        assert np.asarray(medium).shape[0] == LENGTHS[name]
 
 
 class Killed(Exception):
@@ -158,6 +167,32 @@ def test_training_a_frontend_keeps_more_of_ones_own_media(tmp_path):
     assert before["is_limit"] and done["reconstruction"]["mean"] > before["mean"] + 1.5
 
 
+@pytest.mark.parametrize("name", ["video", "motion"])
+def test_codebooks_of_another_size_replace_those_of_the_start(name, media, tmp_path):
+    asked = {**FRONTENDS[name], "codes": 16}
+    train(config(media[name], tmp_path / "F", asked, steps=2, lr=1e-9), lambda text: None)
+    start, made = load_encoder(name).frontend, load_encoder(name, tmp_path / "F" / "model").frontend
+    assert set(made.config.codebook_sizes) == {16} != set(start.config.codebook_sizes)
+    layers, kept = start.model.state_dict(), made.model.state_dict()
+    trained = (k for k in kept if kept[k].is_floating_point() and "running" not in k)
+    names = [k for k in trained if kept[k].shape == layers[k].shape]
+    assert len(names) > len(kept) // 2
+    assert all(torch.allclose(kept[k], layers[k].float(), atol=1e-6) for k in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["video", "motion"])
+def test_training_a_new_frontend_brings_clips_and_motions_nearer(name, media, tmp_path):
+    figures = [
+        train(config(media[name], tmp_path / f"{steps}", NEW[name], steps=steps), lambda text: None)
+        for steps in (2, 60)
+    ]
+    few, many = (made["reconstruction"] for made in figures)
+    assert few["measure"] == {"video": "PSNR in dB", "motion": "joint error in cm"}[name]
+    gain = many["mean"] - few["mean"]
+    assert gain > 2 if name == "video" else gain < -2
+
+
 def test_the_limit_of_a_frontend_is_said(media, tmp_path, capsys):
     noise = tmp_path / "noise"
     noise.mkdir()
@@ -206,10 +241,16 @@ def test_a_published_codec_of_another_rate_speaks_at_its_rate(tmp_path):
 @pytest.mark.parametrize(
     "frontend, message",
     [
-        ({"modality": "motion"}, "unknown frontend.modality 'motion'"),
+        ({"modality": "action"}, "unknown frontend.modality 'action'"),
+        (
+            {"modality": "video", "width": 48},
+            "frontend.width is 48 in here; expected a mult",
+        ),
+        ({"modality": "video", "start": "image-vq"}, "expected one of class Emu3VQVAE"),
+        ({"modality": "motion", "start": "image-vq"}, "expected one of class MotionVQVAE"),
         ({"factor": 3}, r"frontend.factor is 3 in here; expected one of \(2, 4, 8, 16\)"),
         ({"width": 20}, "frontend.width is 20 in here; expected a multiple of 16"),
-        ({"start": "speech-codec"}, "frontend.start is 'speech-codec'; expected a VQModel"),
+        ({"start": "speech-codec"}, "is 'speech-codec'; expected one of class VQModel"),
         ({"modality": "speech", "start": "image-vq"}, "expected a codec such as 'speech-codec'"),
         ({"size": "50x50"}, "size is '50x50'; expected multiples of 4x4"),
     ],

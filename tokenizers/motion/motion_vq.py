@@ -36,6 +36,8 @@ class MotionVQ(TokenFrontend):
     Codebook q belongs to body part q // residual.
     """
 
+    architecture = "MotionVQVAE"
+
     def __init__(self, model: MotionVQVAE):
         self.model = model.eval()
         sizes = (model.config.codebook_size,) * len(model.tables)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 
 from gen.cli.arguments import Commands, add_command, add_json_flag
 
-FITS = ("crop", "pad", "bucket")  # those of gen.training.fit, which is not imported for the help
+FITS = ("crop", "pad", "bucket")  # those of gen.media.fit, which is not imported for the help
 
 
 def add_encode(commands: Commands) -> None:
@@ -34,6 +34,7 @@ def add_encode(commands: Commands) -> None:
         ),
     )
     _add_captions(parser)
+    _add_given(parser)
     _add_sizes(parser)
     parser.add_argument(
         "--copies",
@@ -85,6 +86,28 @@ def _add_captions(parser: ArgumentParser) -> None:
         "--text-encoder",
         metavar="FOLDER",
         help="T5, CLIP or language model whose states of the captions condition the model",
+    )
+
+
+def _add_given(parser: ArgumentParser) -> None:
+    """Add what reads media in the conditions."""
+    parser.add_argument(
+        "--given",
+        metavar="FOLDER",
+        help=(
+            "images, sounds or clips that stand in the conditions, by the same names; it may be the"
+            " folder of the media (default: the columns image, audio or video of the table)"
+        ),
+    )
+    parser.add_argument(
+        "--given-frontend",
+        metavar="NAME",
+        help="zoo name or folder of their frontend (default: that of the media, or the usual one)",
+    )
+    parser.add_argument(
+        "--given-size",
+        metavar="HxW",
+        help="size that they are read at (default: that of the media, or the usual one)",
     )
 
 

@@ -55,6 +55,7 @@ class SpeechRequest(SamplerFields):
     instructions: Text | None = None
     audio: str | None = Field(None, description="Speech to translate: base64 or data: URI.")
     video: str | None = Field(None, description="Clip to sound: base64 or data: URI.")
+    image: str | None = Field(None, description="Image to sound: base64 or data: URI.")
 
     @property
     def format(self) -> str:
@@ -89,14 +90,15 @@ def wanted_speech(body: SpeechRequest, modality: Modality) -> Wanted:
     body.require_supported()
     said = [body.input] if body.input else []
     voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
-    speaks = isinstance(modality, SpeechModality) and not (body.audio or body.video)
+    media = {k: v for k in ("audio", "video", "image") if (v := getattr(body, k))}
+    speaks = isinstance(modality, SpeechModality) and not media
     if voice is not None and voice not in NO_VOICE:
         said.append(f"{_one_of('voice', voice, VOICES if speaks else ())} voice")
     if body.speed not in (None, 1):
         said.append(_one_of("speed", body.speed, SPEEDS if speaks else ()))
-    parts = {k: given_bytes(v, k) for k in ("audio", "video") if (v := getattr(body, k))}
+    parts = {k: given_bytes(v, k) for k, v in media.items()}
     text = ", ".join(said)
-    if not text and not parts:
+    if not text and not parts and modality.needs_prompt:
         raise ApiError("input is missing", "input", "missing_parameter")
     prompt = {"text": text, **parts} if parts else text
     return Wanted.of(body, body.model, [prompt], param="input")
