@@ -256,6 +256,15 @@ def test_hidden_tokens_are_masks_among_the_inputs_of_training_alone(tokens, tmp_
             assert losses[0] == losses[2] and not torch.stack(shares).any()
 
 
+def test_a_language_model_has_no_mask_to_hide_tokens_behind(tmp_path):
+    media = own_media.text(tmp_path / "media", 8)
+    encode_folder("text", media, tmp_path / "D", EncodeOptions(tokenizer="own"))
+    data = load_data(tmp_path / "D")
+    with pytest.raises(GenError, match="hide is 0.5; expected 0 for a language model"):
+        make_task(config(tmp_path / "D", tmp_path / "E", hide=0.5), data)
+    make_task(config(tmp_path / "D", tmp_path / "E"), data)  # control
+
+
 def test_a_frontend_of_ones_own_is_kept_beside_the_model(tmp_path, monkeypatch):
     """Another codebook size makes another vocabulary, and a frontend of the zoo does not fit."""
     torch.manual_seed(0)
