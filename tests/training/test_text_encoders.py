@@ -31,6 +31,7 @@ from gen.recipes.common.grid_models import WEIGHTS
 from gen.recipes.common.train import cast_weights
 from gen.recipes.drafters.data import Conditions, Teacher
 from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
+from gen.recipes.drafters.kind_flexdraft import FlexKind
 from gen.recipes.drafters.kind_parallel import Masked, Prompt
 from gen.tokenizers.text.trained import TrainedTokenizer
 from gen.training.config import make_training
@@ -235,7 +236,7 @@ def test_the_network_of_a_drafter_reads_the_captions(root):
     assert torch.equal(logq[0], logq[2]) and not torch.allclose(logq[0], logq[1], atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", [Masked, Prompt])
+@pytest.mark.parametrize("kind", [Masked, Prompt, FlexKind])
 def test_drafters_whose_masks_have_the_ids_of_states_are_refused(kind, root):
     with pytest.raises(GenError, match=f"masks of a drafter of kind {kind.name}; expected another"):
         kind(teacher_of(root), kind.options_type())
