@@ -125,6 +125,7 @@ class TrainingConfig:
         block: positions of a block, for the objective ``block``.
         share: share of the steps of ``block`` that train blocks; others mask the whole sequence.
         drop: share of samples whose condition is dropped, for classifier-free guidance.
+        hide: largest share of a sample's tokens that a causal model predicts the others without.
         validation: share of the samples that are only measured, never trained on.
         patience: steps without a lower held-out loss after which the run ends, with the weights of
             the lowest one; 0 runs all steps.
@@ -161,6 +162,7 @@ class TrainingConfig:
     block: int = 0
     share: float = 1.0
     drop: float = 0.1
+    hide: float = 0.0
     validation: float = 0.05
     patience: int = 0
     accumulate: int = 1
@@ -355,8 +357,10 @@ def _check(config: TrainingConfig, where: str) -> None:
     check_int("block", config.block, 1 if config.objective == "block" else 0, where=where)
     _check_number("lr", config.lr, 0, 1, where)
     _check_number("weight_decay", config.weight_decay, 0, 1, where)
-    for name in ("share", "drop", "validation"):
+    for name in ("share", "drop", "hide", "validation"):
         _check_number(name, getattr(config, name), 0, 1, where)
+    if config.hide and config.objective != "causal":
+        raise bad_value("hide", config.hide, "0 for an objective other than causal", where)
     if config.sampling and config.objective in ("drafter", "frontend"):
         expected = "none: a drafter is trained for the defaults of its model, a frontend draws none"
         raise bad_value("sampling", config.sampling, expected, where)

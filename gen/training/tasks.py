@@ -63,6 +63,8 @@ def make_task(config: TrainingConfig, data: TokenData) -> Task:
     if config.sampling and (is_new_text or data.encoder.is_open):
         expected = f"none: the defaults of a language model are those of its {GENERATION}"
         raise bad_value("sampling", config.sampling, expected)
+    if config.hide and (is_new_text or data.encoder.is_open):
+        raise bad_value("hide", config.hide, "0 for a language model, which has no mask token")
     if is_new_text:
         return TextTask(config, data)
     if data.encoder.is_open:
@@ -114,6 +116,8 @@ class GridTask(Task):
             made.config.conditions = BUILT_IN if any(self.data.conditions) else NOTHING
         if self.config.sampling:
             setattr(made.config, STATED_SAMPLING, dict(self.config.sampling))
+        if self.config.hide:
+            made.config.trained_at_mask = True
         self._keep_rate(made.config)
         made.config.architectures = [type(made).__name__]
         return made
@@ -356,7 +360,8 @@ class GridTask(Task):
         """Losses of a step that trains blocks, and of one that trains whole sequences."""
         config, shape = self.config, self.shape
         if config.objective == "causal":
-            return causal_loss(shape), causal_loss(shape)
+            plain = causal_loss(shape, config.hide, self.generator)
+            return plain, plain
         shifted = bool(self.model.config.shifted)
         whole = masked_loss(shape, self.generator, shifted=shifted)
         if config.objective == "masked":

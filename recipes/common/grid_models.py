@@ -144,13 +144,25 @@ def hidden_positions(shape: tuple[int, int], generator: torch.Generator) -> Tens
     return torch.rand(shape, generator=generator).argsort(1) < (share * shape[1]).ceil()
 
 
-def causal_loss(shape: Shape):
-    """Loss of next-token prediction."""
+def causal_loss(shape: Shape, hide: float = 0.0, generator: torch.Generator | None = None):
+    """Loss of next-token prediction.
+
+    Args:
+        shape: sizes of the samples.
+        hide: the input has the mask for some tokens, a share of every row that is uniform in
+            [0, ``hide``]; all tokens are predicted (word dropout, Bowman et al., arXiv 1511.06349).
+        generator: generator of the hidden ones.
+    """
 
     def loss(m, batch):
         words, codes = batch
+        seen = codes[:, :-1]
+        if hide and torch.is_grad_enabled():
+            share = hide * torch.rand(len(seen), 1, generator=generator)
+            hidden = torch.rand(seen.shape, generator=generator) < share
+            seen = seen.masked_fill(hidden.to(seen.device), shape.mask)
         out = m(
-            input_ids=torch.cat([shape.codes + words, codes[:, :-1]], 1),
+            input_ids=torch.cat([shape.codes + words, seen], 1),
             logits_to_keep=shape.length,
             use_cache=False,
         )

@@ -104,7 +104,8 @@ class Autoregressive(Kind):
 
     def logq(self, net: Net, batch: Batch) -> Tensor:
         ids, before = batch.inputs()
-        out = net(input_ids=ids[:, :-1], use_cache=False).logits
+        given = self.teacher.model.beside_prompts(batch.prompt)
+        out = net(input_ids=ids[:, :-1], use_cache=False, **given).logits
         row = torch.arange(len(ids), device=ids.device)[:, None]
         return self.logprobs(out[row, before], self.positions(batch))
 

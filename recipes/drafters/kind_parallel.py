@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gen.core.errors import GenError
 from gen.models.adapters.draft_models import PromptTokens, masked_network
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch
@@ -113,6 +114,11 @@ class Parallel(Kind):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
+        if self.teacher.model.features:
+            raise GenError(
+                f"the prompts of this model hold states, whose ids are those of the masks of a"
+                f" drafter of kind {self.name}; expected another kind, such as ar or exit"
+            )
         self.generator = torch.Generator().manual_seed(23)
 
     def logq(self, net: Net, batch: Batch) -> Tensor:

@@ -4,6 +4,7 @@ every door, and an encoder that is missing or another one is named."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,10 @@ from gen.core.errors import GenError
 from gen.modalities.text_encoder import BESIDE, STATED, TextEncoder
 from gen.recipes.common.grid_models import WEIGHTS
 from gen.recipes.common.train import cast_weights
+from gen.recipes.drafters.data import Conditions, Teacher
+from gen.recipes.drafters.kind_ar import Autoregressive, ModelOptions
+from gen.recipes.drafters.kind_flexdraft import FlexKind
+from gen.recipes.drafters.kind_parallel import Masked, Prompt
 from gen.tokenizers.text.trained import TrainedTokenizer
 from gen.training.config import make_training
 from gen.training.data import load_data
@@ -215,6 +220,53 @@ def test_a_model_of_other_prompts_is_no_start(root):
         make_task(config, load_data(root / "D"))
     again = settings(root / "D", root / "X", model=str(root / "causal" / "model"))
     assert make_task(again, load_data(root / "D")).states is not None  # control
+
+
+def teacher_of(root: Path) -> Teacher:
+    given = Conditions([*CAPTIONS[:2], CAPTIONS[0]], CAPTIONS[:1])
+    return Teacher.of_model(str(root / "causal" / "model"), "image", 3, False, given)
+
+
+def test_the_network_of_a_drafter_reads_the_captions(root):
+    teacher = teacher_of(root)
+    kind = Autoregressive(teacher, ModelOptions(depth=1))
+    tokens = torch.zeros(3, 256, dtype=torch.long)
+    with torch.no_grad():
+        logq = kind.logq(kind.network(), teacher.batch(torch.arange(3), tokens))
+    assert torch.equal(logq[0], logq[2]) and not torch.allclose(logq[0], logq[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [Masked, Prompt, FlexKind])
+def test_drafters_whose_masks_have_the_ids_of_states_are_refused(kind, root):
+    with pytest.raises(GenError, match=f"masks of a drafter of kind {kind.name}; expected another"):
+        kind(teacher_of(root), kind.options_type())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ar", "exit"])
+def test_a_drafter_saves_passes_at_every_door(kind, root, tmp_path):
+    model = str(tmp_path / "E" / "model")
+    run(root / "D", tmp_path / "E", model={"width": 32, "layers": 2}, steps=20)
+    tree = {"objective": "drafter", "model": model, "data": str(root / "D")}
+    tree |= {"out": str(tmp_path / "W"), "drafter": {"kind": kind, "quick": True}}
+    done = train(make_training(tree, "here"), lambda _: None)
+    assert main([*shlex.split(done["use"])[1:], "--out", str(tmp_path / "S"), "--quiet"]) == 0
+    pipe = gen.load("image", model, draft_model=done["model"])
+    made = pipe(CAPTIONS[:2], seed=1)
+    plain = pipe(CAPTIONS[:2], seed=1, sampler="autoregressive")  # control
+    assert made.spec["name"] == "speculative" and made.stats[0].draft_nfe > 0
+    assert made.stats[0].nfe < plain.stats[0].nfe == 256
+    pipe.save_pretrained(tmp_path / "saved")
+    shutil.move(tmp_path / "saved", tmp_path / "moved")
+    again = gen.load(tmp_path / "moved")(CAPTIONS[:2], seed=1)
+    assert torch.equal(torch.as_tensor(again.tokens), torch.as_tensor(made.tokens))
+    assert again.stats[0].nfe == made.stats[0].nfe
+    with serving(models={"mine": pipe}) as server:
+        body = {"model": "mine", "prompt": CAPTIONS[0], "response_format": "b64_json"}
+        status, answer, _ = server.ask("/v1/images/generations", body)
+        assert status == 200, answer
+        said = answer["data"][0]["gen"]
+        assert said["sampler"] == "speculative" and said["nfe"] < 256
 
 
 def test_the_server_takes_prompts(root):

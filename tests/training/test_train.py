@@ -26,7 +26,7 @@ from gen.training.config import make_training
 from gen.training.data import Batches, load_data, split
 from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.run import train
-from gen.training.tasks import GridTask
+from gen.training.tasks import GridTask, make_task
 
 ROOT = Path(__file__).parents[2]
 TINY = {"model": {"width": 32, "layers": 1}, "batch_size": 4, "log_every": 2, "save_every": 2}
@@ -231,6 +231,38 @@ def test_a_model_may_start_from_one_of_another_objective(start, more, tokens, tm
     assert (done["loss"][0] < 1.0) if known else math.isfinite(done["loss"][0])
     key = "blocks" if "block" in more else "masked"
     assert key in gen.load("text", str(tmp_path / "E" / "model")).config["protocols"]
+
+
+def test_hidden_tokens_are_masks_among_the_inputs_of_training_alone(tokens, tmp_path):
+    data, rows = load_data(tokens), torch.arange(32)
+    for hide in (0.5, 0.0):  # the second one is the control
+        task = make_task(config(tokens, tmp_path / "E", hide=hide), data)
+        shape, given = task.model.config, []
+
+        def forward(input_ids, task=task, given=given, **options):
+            given.append(input_ids[:, shape.prefix_length :])
+            return task.model(input_ids=input_ids, **options)
+
+        losses = [task.loss(forward, rows, seed, 0.0).item() for seed in (1, 1, 2)]
+        with torch.no_grad():
+            task.loss(forward, rows, 1, 0.0)
+        shares = [(ids == shape.mask_token_id).float().mean(1) for ids in given]
+        assert torch.equal(given[0], given[1]) and not shares[3].any()
+        assert shape.trained_at_mask == (hide > 0)
+        if hide:
+            assert losses[0] == losses[1] != losses[2]
+            assert 0.15 < shares[0].mean() < 0.35 and shares[0].max() > 0.4 > 0.1 > shares[0].min()
+        else:
+            assert losses[0] == losses[2] and not torch.stack(shares).any()
+
+
+def test_a_language_model_has_no_mask_to_hide_tokens_behind(tmp_path):
+    media = own_media.text(tmp_path / "media", 8)
+    encode_folder("text", media, tmp_path / "D", EncodeOptions(tokenizer="own"))
+    data = load_data(tmp_path / "D")
+    with pytest.raises(GenError, match="hide is 0.5; expected 0 for a language model"):
+        make_task(config(tmp_path / "D", tmp_path / "E", hide=0.5), data)
+    make_task(config(tmp_path / "D", tmp_path / "E"), data)  # control
 
 
 def test_a_frontend_of_ones_own_is_kept_beside_the_model(tmp_path, monkeypatch):

@@ -44,6 +44,8 @@ def test_overrides_lie_over_the_file():
         (["lr=fast"], "lr is 'fast' .*expected a number of 0 to 1"),
         (["model.width=33"], "model.width is 33 .*expected a multiple of 32"),
         (["objective=casual"], "unknown objective 'casual'.* Did you mean 'causal'"),
+        (["hide=0.5", "objective=masked"], "hide is 0.5 .*expected 0 for an objective other than"),
+        (["hide=2"], "hide is 2 .*expected a number of 0 to 1"),
         (["objective=block"], "block is 0 .*expected an integer of at least 1"),
         (["merge=1"], "merge is 1 .*expected true or false"),
         (["merge=true"], "merge is True .*expected false without lora"),

@@ -79,6 +79,21 @@ class ModelAdapter(Mirrored):
             f"the condition has features, and {type(self).__name__} takes only token ids"
         )
 
+    def beside_prompts(self, prompts: Tensor) -> dict[str, Tensor]:
+        """Return what another network of this architecture has to be given beside the token ids of
+        prompts, long [B, P], by the names of its arguments.
+
+        Raises:
+            GenError: the conditions have features that no other network reads.
+        """
+        if not self.features:
+            return {}
+        raise GenError(
+            f"the conditions of this model have features, and a network beside it reads token ids"
+            f" alone ({type(self).__name__}); expected a drafter that reads the model's hidden"
+            " states, such as of kind exit or eagle"
+        )
+
     def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
         """Return the adapter of the same network with the features of a batch's conditions."""
         other = copy.copy(self)

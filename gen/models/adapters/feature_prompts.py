@@ -53,9 +53,14 @@ class _FeaturePrompts(LanguageModel):
         [B, L, D]. The host waits for nothing."""
         if not self.features:
             return super().embedded(ids.clamp_max(self.vocab_size - 1), positions)
+        return self._placed(ids, positions, self._found(ids, positions))
+
+    def _found(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the vectors [B, L, D] that ids [B, L] at positions [B, L] stand for; those of
+        other ids are anything."""
         slots = positions.clamp_max(self._rows.shape[1] - 1)
         numbers = (ids - self.vocab_size).clamp_min(0)
-        return self._placed(ids, positions, self._vectors[self._rows[numbers, slots]])
+        return self._vectors[self._rows[numbers, slots]]
 
     def _placed(self, ids: Tensor, positions: Tensor, vectors: Tensor) -> Tensor:
         """Embed token ids [B, L], those of conditions by their vectors [B, L, D]."""
@@ -74,6 +79,12 @@ class _StatesPrompts(_FeaturePrompts):
 
     def _placed(self, ids: Tensor, positions: Tensor, vectors: Tensor) -> Tensor:
         return self.model.embed_prompted(ids, positions, vectors)
+
+    def beside_prompts(self, prompts: Tensor) -> dict[str, Tensor]:
+        if not self.features:
+            return {}
+        positions = torch.arange(prompts.shape[1], device=prompts.device).expand_as(prompts)
+        return {"states": self._found(prompts, positions)}
 
 
 class StatesMaskedLM(_StatesPrompts, MaskedLM):
