@@ -235,7 +235,7 @@ def test_a_model_of_captions_of_its_own_gets_a_drafter(kind, tmp_path, capsys, m
     encode_folder("image", media, "D")
     done = train(make_training({**TINY, "data": "D", "out": "E"}, "here"), lambda _: None)
     argv = ["--model", "E/model", "--kind", kind, "--out", "V", "--quick"]
-    with pytest.raises(GenError, match="captions of its own; expected gen train with objective"):
+    with pytest.raises(GenError, match="conditions of its own; expected gen train with objective"):
         recipe(argv)
     keys = {"objective": "drafter", "model": done["model"], "data": "D", "out": "W"}
     keys["drafter"] = {"kind": kind, "quick": True}
