@@ -106,7 +106,7 @@ def decoded(
     return rows, out.media, float(np.mean([s.nfe for s in out.stats])), taken
 
 
-def errors(texts: Sequence[str], said: Sequence[str] = SENTENCES) -> float:
+def errors(texts: Sequence[str], said: Sequence[str]) -> float:
     """Return the word error rate of texts against what was said, without case and punctuation."""
     jiwer = require_package("jiwer", '"gen-toolkit[eval]"', "word error rates")
     plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.Strip()])
@@ -134,9 +134,8 @@ def compare(folder: Path, threads: int) -> bool:
             print(f"{name:30s} {batch:5d}  {equal:2d}/{len(waves)}  {passes:6.1f}  {taken:7.1f}")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in want]
-    print(
-        f"word error rate: {errors(said['autoregressive']):.1%}, transformers {errors(texts):.1%}"
-    )
+    ours, theirs = (errors(heard, SENTENCES) for heard in (said["autoregressive"], texts))
+    print(f"word error rate: {ours:.1%}, transformers {theirs:.1%}")
     silent = [np.zeros_like(wave) for wave in waves[:2]]  # control: nothing is said
     heard = decoded(pipe, silent, SAMPLERS["autoregressive"], 2)[0]
     differs = all(mine != theirs for mine, theirs in zip(heard, want[:2], strict=True))
