@@ -20,6 +20,7 @@ from typing import Any
 from zlib import crc32
 
 from gen.config.yaml_text import load_yaml
+from gen.core.condition_parts import KINDS as MEDIA_PARTS
 from gen.core.errors import GenError, bad_value, shown
 from gen.core.files import TEMPORARY, put_text, sweep_temporaries
 from gen.core.processes import is_dead
@@ -49,6 +50,7 @@ from gen.gallery.page import (
     traces,
 )
 from gen.gallery.render import render
+from gen.media.given import is_data_uri
 from gen.store.ledger import (
     CHECK,
     CONFIG,
@@ -146,8 +148,8 @@ def _large(files: Files, rows: list[Row], planned: int) -> dict[str, Any]:
 
 
 def _rows(folder: Path) -> list[Row]:
-    """Read the rows and add ``method``, the sampler's name on the page, and ``verdict``, if
-    any."""
+    """Read the rows; add ``method``, the sampler's name on the page, and ``verdict``, if any, and
+    the media of conditions to ``prompt``."""
     rows, verdicts = read_rows(folder), read_verdicts(folder)
     for name, verdict in verdicts.items():
         if not isinstance(verdict, dict) or "passed" not in verdict:
@@ -158,10 +160,19 @@ def _rows(folder: Path) -> list[Row]:
                 str(folder / CHECK),
             )
     for row in rows:
+        row["prompt"] = _prompt(row)
         row["method"] = str(row.get("sampler"))
         row["verdict"] = verdicts.get(row["id"], row if "passed" in row else None)
     _name_methods(rows)
     return rows
+
+
+def _prompt(row: Row) -> str:
+    """Return the prompt of a row with the names of the media in its condition."""
+    stated = row.get("condition") or {}
+    media = [medium for part in MEDIA_PARTS for medium in stated.get(part) or ()]
+    names = [Path(medium).name for medium in media if not is_data_uri(medium)]
+    return " · ".join(filter(None, [str(row.get("prompt")), *names]))
 
 
 def _title(name: str, rows: list[Row]) -> str:

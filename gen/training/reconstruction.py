@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from gen.contracts.modality import Modality
@@ -24,6 +24,7 @@ from gen.training.frontends import Encoder
 FOLDER, PAIRS, FIGURES = "reconstruction", "pairs.png", "figures.json"
 SHOWN = 8  # media that are measured and drawn
 HEARD = 4  # sounds that are written
+LEAST = 128  # pixels of the longer side of a drawn image
 # modality whose frontend can be trained, by that of the media
 TRAINED = {n: n for n in ("image", "speech", "video", "motion")} | {"audio": "speech"}
 LEAST_PSNR = 24.0  # dB; below it details of photos are gone
@@ -95,7 +96,9 @@ class Reconstruction:
 
 
 def sheet(pairs: list[tuple[Image.Image, ...]], gap: int = 4) -> Image.Image:
-    """Draw pairs of images as columns on white."""
+    """Draw pairs of images as columns on white, small ones enlarged."""
+    times = max(1, LEAST // max(max(image.size) for pair in pairs for image in pair))
+    pairs = [tuple(ImageOps.scale(x, times, Image.Resampling.NEAREST) for x in p) for p in pairs]
     wide = max(image.width for pair in pairs for image in pair)
     high = max(image.height for pair in pairs for image in pair)
     made = Image.new("RGB", (len(pairs) * (wide + gap) - gap, 2 * high + gap), "white")

@@ -81,6 +81,23 @@ def test_the_page_of_a_config_is_titled_with_its_modality(tmp_path):
     assert "<h1>image/fast</h1>" in write_gallery(folder_of(tmp_path / "o", 6)).read_text()
 
 
+def test_a_prompt_has_the_names_of_the_media_in_its_condition(tmp_path):
+    given = [
+        {"prompt": "make it red", "condition": {"images": ["in/x.png"]}},
+        {"prompt": "", "condition": {"audio": ["y.wav"], "images": ["data:image/png;base64,AAAA"]}},
+        {"prompt": "alone", "condition": {"observation": "z.json"}},
+    ]
+    rows = [
+        {"id": f"{i}", "file": f"{i}.png", "status": "ok", **row} for i, row in enumerate(given)
+    ]
+    for row in rows:
+        Image.new("RGB", (8, 8)).save(tmp_path / row["file"])
+    write_rows(tmp_path / "manifest.jsonl", rows)
+    page = write_gallery(tmp_path).read_text()
+    heads = re.findall(r"<(?:h3|th)[^>]*rowheader[^>]*>([^<]*)<", page)
+    assert heads == ["make it red · x.png", "y.wav", "alone"]
+
+
 @pytest.mark.slow
 def test_what_did_not_pass_can_be_filtered_in_a_small_job(tmp_path):
     page = write_gallery(folder_of(tmp_path / "o", 24))

@@ -24,7 +24,7 @@ from gen.training.encode import EncodeOptions, encode_folder
 from gen.training.frontend_tasks import FrontendTask
 from gen.training.frontends import load_encoder
 from gen.training.media_data import load_media
-from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr, reconstruct
+from gen.training.reconstruction import FOLDER, PAIRS, mel_distance, psnr, reconstruct, sheet
 from gen.training.run import train
 from gen.training.shards import read_json
 
@@ -259,3 +259,9 @@ def test_what_is_no_frontend_is_refused(frontend, message, media, tmp_path):
     name = frontend.get("modality", "image")
     with pytest.raises(GenError, match=message):
         train(config(media.get(name, tmp_path), tmp_path / "F", frontend, steps=1))
+
+
+def test_small_media_are_drawn_larger_and_large_ones_as_they_are():
+    small, large = (Image.new("RGB", (side, side), "red") for side in (32, 100))
+    assert sheet([(small, small)]).size == (128, 2 * 128 + 4)
+    assert sheet([(large, small)]).size == (100, 2 * 100 + 4)
