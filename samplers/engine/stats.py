@@ -161,6 +161,11 @@ def _column(values: Sequence[Counts], sizes: Sequence[int]) -> np.ndarray:
     """Join one count of all steps, which have so many rows: int64 [sum of b]."""
     if {*map(type, values)} <= {int, bool}:  # takes less time than arrays do
         return np.repeat(np.array(values, dtype=np.int64), sizes)
-    arrays = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in values]
-    pairs = zip(arrays, sizes, strict=True)
-    return np.concatenate([np.broadcast_to(x, n) for x, n in pairs]).astype(np.int64)
+    return np.concatenate([_array(x, n) for x, n in zip(values, sizes, strict=True)], dtype=np.int64)
+
+
+def _array(value: Counts, size: int) -> np.ndarray:
+    """Return one count of a step, one number a row."""
+    if isinstance(value, np.ndarray):
+        return value
+    return value.cpu().numpy() if isinstance(value, Tensor) else np.full(size, value)
