@@ -39,7 +39,7 @@ from gen.bench.variants import spec_of
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import protocol_of, resolve_sampler, sampler_class
+from gen.core.resolve import protocol_of, resolve_sampler, sampler_class
 from gen.models.adapters.language_models import CausalLM
 from gen.pipeline.pipeline import Pipeline, load
 

@@ -23,7 +23,7 @@ from gen.bench.variants import grid_of
 from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.jobs.defaults import preset_sampling, requested_sampling
 from gen.jobs.progress.terminal import for_terminal
 

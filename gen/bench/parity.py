@@ -44,7 +44,7 @@ from gen.bench.table import NOTHING, REFERENCE, laid_out
 from gen.bench.variants import serves, spec_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import protocol_of, resolve_sampler, sampler_class
+from gen.core.resolve import protocol_of, resolve_sampler, sampler_class
 from gen.pipeline.pipeline import Pipeline, load
 
 COUNTS = {"image": 100, "text": 100, "speech": 50, "video": 20}  # items of the built-in models

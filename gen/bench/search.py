@@ -31,7 +31,7 @@ from gen.bench.table import laid_out
 from gen.bench.variants import model_options
 from gen.contracts.scorer import read_scorer
 from gen.core.errors import GenError
-from gen.core.sampler import spell
+from gen.core.resolve import spell
 from gen.pipeline.output import PipelineOutput
 from gen.pipeline.request import GenerationRequest
 

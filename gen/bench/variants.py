@@ -14,7 +14,7 @@ from gen.bench.table import REFERENCE
 from gen.config.model_options import read_options
 from gen.contracts.defaults import Defaults
 from gen.core.errors import GenError, bad_value
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.jobs.defaults import requested_sampling
 
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"

@@ -38,7 +38,7 @@ from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user, is_file
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.trust import refuse_untrusted
 from gen.models.load.locate import AUTO, dtype_name, pick_device
 

@@ -56,7 +56,7 @@ def row_check(
 def _own_params(
     sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
 ) -> tuple[dict[str, Any], GenError | None]:
-    from gen.core.sampler import (  # imports torch, status needs none
+    from gen.core.resolve import (  # imports torch, status needs none
         parameter_names,
         resolve_sampler,
     )

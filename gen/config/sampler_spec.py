@@ -8,7 +8,8 @@ from typing import Any
 
 from gen.contracts.plain_spec import FUNCTION, plain_value
 from gen.core.errors import GenError
-from gen.core.sampler import Sampler, resolve_sampler, spell
+from gen.core.resolve import resolve_sampler, spell
+from gen.core.sampler import Sampler
 
 
 def every_parameter(name: str, sampler: Sampler) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from gen.contracts.modality import BUILT_IN, CONDITIONS, Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import (
-    Sampler,
+from gen.core.resolve import (
     SamplerSpec,
     implied_sampling,
     parameter_names,
@@ -29,6 +28,7 @@ from gen.core.sampler import (
     spell,
     takes_kinds,
 )
+from gen.core.sampler import Sampler
 from gen.models.load.hub import HubOptions
 from gen.models.load.locate import model_kind
 

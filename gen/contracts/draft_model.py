@@ -14,7 +14,7 @@ from typing import Any
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError, bad_type
 from gen.core.registry import registry
-from gen.core.sampler import preset_of, sampler_class
+from gen.core.resolve import preset_of, sampler_class
 from gen.models.draft_heads import DRAFTER
 from gen.models.load.hub import HUB, HubOptions
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gen.contracts.scorer import FunctionScorer, Scorer, plain_scorer
-from gen.core.sampler import Sampler, spell
+from gen.core.resolve import spell
+from gen.core.sampler import Sampler
 
 FUNCTION = "function "  # before the name of a function that nothing can import
 

@@ -10,7 +10,8 @@ from typing import Any
 from gen.core.docstrings import default_of, first_line, unquoted
 from gen.core.params import declared, part_kinds
 from gen.core.registry import registry
-from gen.core.sampler import PartSampler, describe_guarantee, resolve_sampler
+from gen.core.resolve import describe_guarantee, resolve_sampler
+from gen.core.sampler import PartSampler
 
 NAMES = re.compile(r"((?:``\w+``(?:\s\([^)]*\))?(?:,\s|\sand\s)?)+):\s")
 ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)

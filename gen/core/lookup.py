@@ -1,4 +1,4 @@
-"""Entries of tensors, looked up row by row."""
+"""Rows of a batch: entries of tensors looked up row by row, and how many rows a pass has."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def bucket(rows: int, room: int) -> int:
+    """Return the rows that a pass of ``rows`` computes: all that there is room for, or a half, a
+    quarter, ... of them."""
+    while room // 2 >= rows:
+        room //= 2
+    return room

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
+
+if TYPE_CHECKING:
+    from gen.core.row_rules import HistoryConstraint, StopRule
 
 GUARANTEES = {
     "same_tokens": "the same tokens as the reference with that seed",
@@ -37,47 +40,6 @@ def kept_guarantee(guarantee: str, dtype: torch.dtype, batch_invariant: bool) ->
     """
     rounds = dtype.is_floating_point and dtype.itemsize <= 2 and not batch_invariant
     return "same_distribution" if guarantee == "same_tokens" and rounds else guarantee
-
-
-class HistoryConstraint(Protocol):
-    """Rule about which tokens may follow which: a length that must come out, a grammar.
-
-    It is asked left to right, so by causal models alone. ``gen.contracts.constraint`` has the form
-    with a state per row, and automata, which masked models take.
-    """
-
-    def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        """Return the allowed tokens at positions, given the tokens before each.
-
-        Every position must be left at least one of the tokens that the space allows there, also
-        after tokens that should not have come: drafts are asked about before they are judged.
-
-        Args:
-            history: long [n, T], one token per position. Entries at or after a position say nothing
-                about it.
-            positions: long [n, L].
-
-        Returns:
-            Bool [n, L, V].
-        """
-        ...
-
-
-OVER = -1  # state of a row that is over
-
-
-class StopRule(Protocol):
-    """Rule by which a row ends at a token that is no end by itself."""
-
-    def step(self, state: int, token: int, is_first: bool) -> int:
-        """Return the state of a row after a token, ``OVER`` where it is over; 0 is the first.
-
-        Args:
-            state: state before the token.
-            token: token id.
-            is_first: whether it is the first token of the row.
-        """
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from gen.constraints.builder import ConstraintBuilder
 from gen.constraints.process import BuilderProcess
 from gen.core.edit_spec import EditSpec
 from gen.core.memory import free_memory, is_out_of_memory, trim
-from gen.core.sampler import SamplerSpec
+from gen.core.resolve import SamplerSpec
 from gen.engine.lane import Lane, LaneBatch
 from gen.engine.models import ServedModels
 from gen.engine.stats import EngineStats

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gen.constraints.builder import ConstraintBuilder
+from gen.core.resolve import spell
 from gen.core.rng import CounterRNG
-from gen.core.sampler import spell
 from gen.core.stats import SampleOutput, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.engine.open_batch import may_open

@@ -21,7 +21,7 @@ from typing import Any
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
-from gen.core.sampler import protocol_of
+from gen.core.resolve import protocol_of
 from gen.eval.metric import missing_package
 from gen.models.load.chat import render
 

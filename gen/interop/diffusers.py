@@ -25,7 +25,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError, Interrupt, bad_value, unknown
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, SamplerSpec, require_answerable, spell
+from gen.core.resolve import SamplerSpec, require_answerable, spell
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import CONTROLS, SamplingParams
 from gen.pipeline.arguments import read_parameters
 from gen.pipeline.output import ItemPlan, PipelineOutput

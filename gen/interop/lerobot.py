@@ -15,7 +15,7 @@ import numpy as np
 
 from gen.contracts.condition import Condition
 from gen.core.errors import GenError, bad_type, bad_value
-from gen.core.sampler import SamplerSpec
+from gen.core.resolve import SamplerSpec
 from gen.core.sampling_params import SamplingOptions
 from gen.pipeline.arguments import read_integer, read_parameters
 from gen.pipeline.output import ItemPlan

@@ -27,8 +27,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from gen.core.errors import GenError, bad_value
 from gen.core.logprobs import ItemLogprobs
 from gen.core.registry import registry
+from gen.core.resolve import parameter_names, resolve_sampler
 from gen.core.rng import CounterRNG, item_key
-from gen.core.sampler import Sampler, parameter_names, resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput, Stats
 from gen.interop.transformers_control import Control

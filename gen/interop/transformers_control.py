@@ -11,7 +11,7 @@ from gen.constraints.build import build
 from gen.constraints.vocabulary import huggingface_vocabulary
 from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
-from gen.core.token_space import HistoryConstraint
+from gen.core.row_rules import HistoryConstraint
 from gen.interop.transformers_request import Request
 from gen.pipeline.control import AllOf
 

@@ -29,7 +29,7 @@ from typing import Any
 from gen.config.entries import Entry
 from gen.core.errors import GenError, describe
 from gen.core.files import writing
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.jobs.progress.report import Silent
 from gen.samplers.engine.window import AUTO, LADDER, LEAST, WORTH, Widths
 from gen.store.claims import create, locked

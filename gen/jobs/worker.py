@@ -22,7 +22,7 @@ from gen.core.errors import GenError, describe
 from gen.core.files import writing
 from gen.core.memory import give_back
 from gen.core.processes import worker_name
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.gallery import write as gallery
 from gen.jobs.determinism import deterministic
 from gen.jobs.given import given_prompt

@@ -16,7 +16,8 @@ from gen.core.counts import ITEM, free_bytes, require_count
 from gen.core.errors import GenError, WrongType, bad_type, bad_value, shown, unknown
 from gen.core.params import check_field
 from gen.core.plain import require_plain
-from gen.core.sampler import Sampler, SamplerSpec, accepted_names, sampler_class, spell
+from gen.core.resolve import SamplerSpec, accepted_names, sampler_class, spell
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
 
 MAX_ITEMS = 1_000_000  # of one call; jobs stream their rows

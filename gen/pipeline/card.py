@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles
 from gen.core.errors import GenError
-from gen.core.sampler import describe_guarantee, resolve_sampler
+from gen.core.resolve import describe_guarantee, resolve_sampler
 from gen.core.token_space import GUARANTEES
 from gen.pipeline.models import ModalityModels
 

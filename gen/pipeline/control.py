@@ -21,8 +21,9 @@ from gen.contracts.constraint import Constraint
 from gen.contracts.frontend import TokenFrontend, Vocabulary
 from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
+from gen.core.row_rules import HistoryConstraint
 from gen.core.sampling_params import DEFAULTS, IN_SPACE, SamplingParams
-from gen.core.token_space import HistoryConstraint, TokenSpace
+from gen.core.token_space import TokenSpace
 from gen.pipeline.stops import StopConstraint
 from gen.tokenizers.base.text_bytes import TextBytes
 

@@ -32,7 +32,7 @@ from gen.contracts.modality_of import require_modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError, bad_value, hint
 from gen.core.registry import registry
-from gen.core.sampler import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
+from gen.core.resolve import SamplerSpec, protocol_of, resolve_sampler, takes_kinds
 from gen.modalities.own_captions import modality_of_model
 from gen.models.adapters.batch_invariant import Product
 from gen.models.adapters.captured import Captured

@@ -32,7 +32,8 @@ from gen.core.errors import GenError, bad_value
 from gen.core.memory import free_memory
 from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
-from gen.core.sampler import Callback, Sampler, SamplerSpec, protocol_of, resolve_sampler
+from gen.core.resolve import SamplerSpec, protocol_of, resolve_sampler
+from gen.core.sampler import Callback, Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.seeds import sample_seeds
 from gen.core.token_space import kept_guarantee

@@ -20,8 +20,9 @@ from gen.contracts.protocol import ModelProtocol
 from gen.core.counts import free_bytes, require_count, require_counts
 from gen.core.errors import GenError, Interrupt
 from gen.core.registry import registry
+from gen.core.resolve import SamplerSpec
 from gen.core.rng import CounterRNG, OffsetRNG, item_key
-from gen.core.sampler import Sampler, SamplerSpec, require_constraint_kept
+from gen.core.sampler import Sampler, require_constraint_kept
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace

@@ -25,7 +25,7 @@ from gen.contracts.checkpoint import PASSES, WEIGHTS, Checkpoint
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_type, bad_value
 from gen.core.files import writing
-from gen.core.sampler import SamplerSpec
+from gen.core.resolve import SamplerSpec
 from gen.modalities.own_captions import OwnCaptions
 from gen.modalities.text_encoder import BESIDE
 from gen.models.load.locate import ZOO, model_kind, save_model

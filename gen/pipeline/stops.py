@@ -15,7 +15,7 @@ import numpy as np
 from gen.contracts.constraint import Constraint, ConstraintState, pack_bools
 from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
-from gen.core.token_space import OVER
+from gen.core.row_rules import OVER
 
 
 class StopConstraint(Constraint):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gen
-from gen.core.sampler import describe_guarantee
+from gen.core.resolve import describe_guarantee
 from gen.engine.engine import Engine
 from gen.engine.ticket import Ticket
 from gen.media.containers import require_package

@@ -23,7 +23,7 @@ from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
 from gen.core.files import sha256
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.versions import installed
 from gen.media.npz import read_npz, write_npz
 from gen.models.load.locate import read_config

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import describe_guarantee, resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import Sampler, describe_guarantee, resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import GUARANTEES, TokenSpace

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import cycle
 
 from gen.core.registry import registry
-from gen.core.sampler import protocol_of, resolve_sampler
+from gen.core.resolve import protocol_of, resolve_sampler
 from gen.samplers.masked.step import HIDDEN_STATES, needs_of
 
 # parts that read weights trained for one model, which the models here are not

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
+from gen.core.resolve import SamplerSpec
 from gen.core.rng import CounterRNG, item_key
-from gen.core.sampler import SamplerSpec
 from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING

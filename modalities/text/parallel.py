@@ -37,8 +37,9 @@ import torch
 
 from gen.contracts.oracle import Board, measure
 from gen.core.errors import bad_value
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import item_key
-from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
 from gen.modalities.text.tasks import OPS, RANDOM, Task, answers, check, random_task
@@ -241,7 +242,7 @@ def accuracy(
     and the sampler do.
 
     Args:
-        spec: sampler, as ``gen.core.sampler.resolve_sampler`` takes it.
+        spec: sampler, as ``gen.core.resolve.resolve_sampler`` takes it.
         tasks: tasks to answer.
         seeds: seeds per task.
         sampling: sampling parameters.

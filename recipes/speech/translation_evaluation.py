@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.media.given import GivenMedia

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.modalities.text import tasks as text_tasks
 from gen.pipeline.pipeline import Pipeline
 from gen.samplers.search.atts import critical_score, likelihood, save_calibration

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text import translation
 from gen.modalities.text.modality import GRAPH_WORDS

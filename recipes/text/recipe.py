@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import NOTHING, POSITIONS, TextModality
 from gen.recipes.common.data import UNCONDITIONAL_SHARE

@@ -30,16 +30,19 @@ whatever the verifier, so x_j ~ q_j stays true.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.core.rng import PIECE
+from gen.core.sampling_params import LOGITS_CHUNK
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import TOKEN, Token, num_accepted, recovered
+
+if TYPE_CHECKING:
+    from gen.samplers.engine.step_context import CausalStep
 
 
 class Coupling:
@@ -130,7 +133,7 @@ class Maximal(_Verified):
         kept = self._exact(step, draft, past, kept, chance, following)
         moved, new = past & ~kept, []
         # a few positions at a time: no further distribution is held
-        many = max(1, PIECE[following.is_cpu] // following[:, 0].numel())
+        many = max(1, LOGITS_CHUNK[following.is_cpu] // following[:, 0].numel())
         for first in range(0, following.shape[1], many):
             here = slice(first, first + many)
             p, turn = following[:, here], moved[:, here]

@@ -21,6 +21,7 @@ draft there is distributed as its q, given everything at lower positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,9 +31,11 @@ from torch import Tensor
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import TOKEN
 from gen.samplers.verifiers.trees import Recursive
+
+if TYPE_CHECKING:
+    from gen.samplers.engine.step_context import CausalStep
 
 
 def num_siblings(width: int, levels: int) -> int:

@@ -13,6 +13,7 @@ with drafts beyond the first rejection stays exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
@@ -20,7 +21,9 @@ from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.engine.window import AUTO, width_of
-from gen.samplers.verifiers.base import Token
+
+if TYPE_CHECKING:
+    from gen.samplers.verifiers.base import Token
 
 
 @register("drafter", "jacobi")

@@ -19,19 +19,21 @@ temperature 0 all of them give the argmax tokens.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gen.core.errors import GenError, bad_value
 from gen.core.method import method
 from gen.core.params import Rule, param, part, require
 from gen.core.registry import register
 from gen.core.sampler import PartSampler, draft_models
-from gen.models.targets.token_table import read_table
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.causal.shapes.base import MOST_NODES, NodeDrafter
-from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS
-from gen.samplers.engine.window import AUTO, auto_width
-from gen.samplers.verifiers.base import Verifier
+from gen.samplers.engine.window import AUTO
+
+if TYPE_CHECKING:
+    from gen.samplers.verifiers.base import Verifier
 
 
 @method(
@@ -217,16 +219,10 @@ class Speculative(PartSampler, DraftsWithModel):
             raise bad_value("sampling.temperature", target.sampling.temperature, expected)
         if not self.drafts_nodes:
             return self.parts.drafter.make(self, target, draft, verifier)
-        kind, params = self.parts.shape, self.params_of("shape")
-        if self.has_auto_budget:
-            shape = kind(params, auto_width(self, target, 1 + kind.largest(params)))
-        elif kind is Chain:
-            shape = Chain(None, int(self.num_speculative_tokens))
-        else:
-            shape = kind(params)
+        shape = self.parts.shape.of(self, target)
         shape.attach(self, target, draft)
         nodes, vocab = self.parts.drafter.of(self, target, draft), None
         if self.draft_vocab is not None:
-            table = None if self.draft_table is None else read_table(self.draft_table, target)
+            table = None if self.draft_table is None else target.token_table(self.draft_table)
             vocab = DraftVocab(target, self.draft_vocab, table)
         return NodeDrafter(nodes, shape, self.way_to_draw(), verifier, vocab)

@@ -30,6 +30,7 @@ certain one, each from its distribution given all tokens before it in that order
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,15 +40,17 @@ from torch import Tensor
 from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.mask_tokens import learned_mask, require_plain_history
 from gen.samplers.engine.causal_loop import RAW_LOGPROBS, CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import num_accepted
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
 
 MASKED = -1  # in the window
 

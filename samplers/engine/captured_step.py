@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.models.adapters.base import bucket
-from gen.samplers.engine.recorded import RecordedSteps, captured_of
+from gen.core.lookup import bucket
+from gen.samplers.engine.recorded import RecordedSteps
 from gen.samplers.engine.step import Computed, compute
 from gen.samplers.engine.step_context import CausalStep
 
@@ -45,7 +45,7 @@ class StepGraphs(RecordedSteps):
     def of(cls, run: Any) -> StepGraphs | None:
         """Return the recorded steps of a run; None where a step cannot be recorded."""
         target, drafter = run.target, run.drafter
-        captured = captured_of(target)
+        captured = target.captured
         if captured is None or not drafter.captures or drafter.targets:
             return None
         looks_back = target.is_history_dependent or target.gives_raw or target.hidden_layers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gen.core.token_space import OVER
+from gen.core.row_rules import OVER
 
 if TYPE_CHECKING:
     from gen.models.targets.base import Target

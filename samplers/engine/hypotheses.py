@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +31,15 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import has_no_distribution
-from gen.core.stats import SampleOutput
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import BatchSlots
 from gen.samplers.engine.stats import StatsRecorder
+
+if TYPE_CHECKING:
+    from gen.core.stats import SampleOutput
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
 
 Text = tuple[int, ...]
 

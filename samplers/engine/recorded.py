@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gen.models.adapters.base import ModelAdapter
-from gen.samplers.engine.rows import RowStore
-
 if TYPE_CHECKING:  # it imports transformers
     from gen.models.adapters.captured import Captured
+    from gen.samplers.engine.rows import RowStore
 
 Step = Callable[[Sequence[Tensor]], tuple[list[Tensor], Any]]
 
@@ -120,8 +118,3 @@ class RecordedSteps:
         """List the entries of the stores that are tensors."""
         stores = enumerate(self.stores)
         return [(n, name) for n, s in stores for name, x in s.items() if isinstance(x, Tensor)]
-
-
-def captured_of(target: Any) -> Captured | None:
-    """Return the recorded forward passes of a target's model; None where it has none."""
-    return target.model.captured if isinstance(target.model, ModelAdapter) else None

@@ -161,7 +161,8 @@ def _column(values: Sequence[Counts], sizes: Sequence[int]) -> np.ndarray:
     """Join one count of all steps, which have so many rows: int64 [sum of b]."""
     if {*map(type, values)} <= {int, bool}:  # takes less time than arrays do
         return np.repeat(np.array(values, dtype=np.int64), sizes)
-    return np.concatenate([_array(x, n) for x, n in zip(values, sizes, strict=True)], dtype=np.int64)
+    arrays = [_array(x, n) for x, n in zip(values, sizes, strict=True)]
+    return np.concatenate(arrays, dtype=np.int64)
 
 
 def _array(value: Counts, size: int) -> np.ndarray:

@@ -28,6 +28,7 @@ the sequential one depends on how the model passes a difference on; it is measur
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,13 +37,15 @@ from gen.core.errors import unknown
 from gen.core.params import number, param
 from gen.core.registry import register
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.models.targets.base import StepOutput
 from gen.samplers.engine.causal_loop import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, width_of
 from gen.samplers.verifiers.base import num_accepted
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.samplers.engine.step_context import CausalStep
 
 INITS = ("repeat", "zeros")
 

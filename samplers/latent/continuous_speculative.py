@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,14 +37,16 @@ from gen.core.errors import GenError, unknown
 from gen.core.method import presets
 from gen.core.params import Rule, integer, number, param
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel, ModelDrafter
-from gen.samplers.causal.length_policies.policies import LengthPolicy
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, PathRule
 from gen.samplers.verifiers.base import TOKEN
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
 
 MODES = ("exact", "relaxed")
 

@@ -40,7 +40,7 @@ distributions are given the same x_0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,8 +48,10 @@ from torch import Tensor
 from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
 from gen.samplers.engine.draft import Draft, Verdict, columns_of
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.verifiers.base import num_accepted
+
+if TYPE_CHECKING:
+    from gen.samplers.engine.step_context import CausalStep
 
 BLOCK = 64  # tries of a position computed at once, at most
 

@@ -50,17 +50,17 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.lookup import bucket
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import require_constraint_kept
 from gen.core.stats import SampleOutput
-from gen.models.adapters.base import bucket
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.engine.recorded import RecordedSteps, captured_of
+from gen.samplers.engine.recorded import RecordedSteps
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.announced import announcing
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, outcome_of, report
@@ -524,7 +524,7 @@ def recorded_steps(run: MaskedRun) -> RecordedSteps | None:
     target, parts = run.batch.target, run.parts
     if not isinstance(target, MaskedTarget) or not target.captures or not parts.captures:
         return None
-    captured = captured_of(target)
+    captured = target.captured
     if captured is None or parts.remasker_reads_left_out or run.recorder.traces is not None:
         return None
     written = run.batch.canvas, run.committed_logp, run.finished

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gen.contracts.scorer import Evaluator, Scorer, read_scorer
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler, spell
 from gen.core.rng import RNG
-from gen.core.sampler import Sampler, resolve_sampler, spell
+from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput, Stats
 from gen.models.targets.base import Target
 from gen.samplers.search.budget import Budget

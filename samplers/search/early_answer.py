@@ -27,7 +27,8 @@ import numpy as np
 from gen.core.errors import GenError
 from gen.core.params import integer, number, param
 from gen.core.registry import register
-from gen.core.sampler import Sampler, resolve_sampler, spell
+from gen.core.resolve import resolve_sampler, spell
+from gen.core.sampler import Sampler
 from gen.samplers.search.aggregations.base import read_aggregation
 from gen.samplers.search.base import Search, SearchSampler
 from gen.samplers.search.best_of import collect

@@ -22,7 +22,7 @@ from gen.cli.parser import build
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import sampler_class
+from gen.core.resolve import sampler_class
 from gen.core.stats import Stats
 from gen.jobs.progress.report import Silent
 

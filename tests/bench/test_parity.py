@@ -12,7 +12,7 @@ from gen.bench import parity
 from gen.bench.parity import REFERENCE, Setting, Subject, cost_table, share_table
 from gen.bench.records import Records, latest
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 
 SETTINGS = {
     REFERENCE: [(4, False)],

@@ -22,7 +22,7 @@ from gen.cli.parser import parse
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.stats import Stats
 from gen.store.ledger import read_rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import gen.core.sampler
+import gen.core.resolve
 from gen.config.canonical import flat
 from gen.config.entries import Job, fingerprint
 from gen.config.inputs import iter_rows, rows_digest, take_census, write_rows
@@ -398,9 +398,9 @@ def test_rows_that_say_the_same_are_checked_once(tmp_path, monkeypatch):
             [{"prompt": f"a {i}", "seed": i, "sampler.window": 1 + i % 3} for i in range(300)],
         )
     )
-    calls, resolve = [], gen.core.sampler.resolve_sampler
+    calls, resolve = [], gen.core.resolve.resolve_sampler
     monkeypatch.setattr(
-        gen.core.sampler, "resolve_sampler", lambda *a: calls.append(a) or resolve(*a)
+        gen.core.resolve, "resolve_sampler", lambda *a: calls.append(a) or resolve(*a)
     )
     assert len(list(made.entries[0].rows())) == 300 and len(calls) == 3
 

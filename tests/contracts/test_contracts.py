@@ -15,7 +15,8 @@ from contract_bench import MASK, MASKED, ROWS, Bench, bench, canvas_of, model_fo
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, params, protocol_of, resolve_sampler
+from gen.core.resolve import params, protocol_of, resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.testing.contract import (

@@ -33,7 +33,7 @@ from latent_bench import of_latents
 from torch import Tensor
 
 from gen.core.registry import registry
-from gen.core.sampler import protocol_of, resolve_sampler
+from gen.core.resolve import protocol_of, resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel

@@ -10,7 +10,7 @@ from closed_form import GRID, PARAMETERS, of_ids, of_numbers
 
 from gen.core.method import GREEDY_DECODING, SEQUENTIAL, Preset
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.worlds.next_frame import ONE_AHEAD
 

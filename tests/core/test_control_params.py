@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gen.core.errors import GenError
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import CONTROLS, FILTERS, SAMPLING_FIELDS, SamplingParams
 
 WRONG = {

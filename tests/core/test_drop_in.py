@@ -71,7 +71,7 @@ REPORT = """
 import json
 from gen.testing.specs import SPECS, sampling_for
 from gen.cli.listings.methods import parts, presets
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from docs import tables
 
 mine = [name for name in SPECS if "dropped" in name]

@@ -17,7 +17,7 @@ from gen.config.job import make_job
 from gen.contracts.protocol import protocols_of
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.media.npz import read_npz, write_npz
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import Journal, read_rows

@@ -11,7 +11,7 @@ from gen.core.errors import GenError
 from gen.core.method import presets
 from gen.core.params import Params, Rule, check, declared, integer, param, part
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
 

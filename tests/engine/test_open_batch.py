@@ -8,8 +8,8 @@ import pytest
 import torch
 from contract_bench import MASK, ROWS, bench, model_for
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.engine.open_batch import OpenBatch, may_open
 from gen.testing.specs import SPECS, sampling_for

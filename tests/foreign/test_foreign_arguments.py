@@ -20,7 +20,7 @@ from gen.contracts.condition import Condition
 from gen.core import params
 from gen.core.plain import is_digits, is_finite, require_plain
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SAMPLING_FIELDS, SamplingParams
 from gen.pipeline.pipeline import Pipeline
 
@@ -172,7 +172,7 @@ def test_plain_data():
 
 def test_control_an_argument_that_nobody_checks_is_seen(monkeypatch):
     monkeypatch.setattr(params, "require_plain", lambda *_: None)
-    monkeypatch.setattr("gen.core.sampler.require_plain", lambda *_: None)
+    monkeypatch.setattr("gen.core.resolve.require_plain", lambda *_: None)
     with pytest.raises(pytest.fail.Exception, match="window=array"):
         refusals("window", lambda v: resolve_sampler({"name": "speculative_jacobi", "window": v}))
 

@@ -15,7 +15,7 @@ import gen
 from gen.core import counts
 from gen.core.counts import BYTES, require_counts
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.pipeline import arguments, prompted
 

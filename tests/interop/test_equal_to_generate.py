@@ -22,7 +22,7 @@ from published_architectures import (
 from same_tokens import SPECS
 
 from gen.core.errors import GenError
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.interop.transformers import transformers_generate
 from gen.models.adapters.windows import Window
 

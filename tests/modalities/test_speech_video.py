@@ -16,7 +16,7 @@ import gen
 from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.modalities.speech import synth as spoken
 from gen.modalities.video import captions as moving
 

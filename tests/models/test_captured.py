@@ -15,8 +15,8 @@ from small_llama import small_llama
 import gen
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.captured import SPARE, Captured, captured_forward
 from gen.models.adapters.graphs import FixedSlots

@@ -13,8 +13,8 @@ from toyjob import Pipe, job, steady
 from gen.config.entries import fingerprint
 from gen.config.job import load_config, make_job
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.jobs.run import run_job

@@ -8,8 +8,8 @@ import torch
 from gen.contracts.condition import CONDITION, Condition, ConditionEncoder, Prompt, PromptBatch
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.adapters.protocols import ModelCache

@@ -16,7 +16,7 @@ from gen.config.job import make_job
 from gen.contracts.defaults import Defaults
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.interop.diffusers import diffusers_pipeline
 from gen.interop.lerobot import Policy
 from gen.jobs.defaults import SAMPLING_FLAGS

@@ -9,7 +9,7 @@ from served import serving
 
 import gen
 from gen.config.job import make_job
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.token_space import GUARANTEES, kept_guarantee
 from gen.jobs.run import run_job
 from gen.store.ledger import read_rows

@@ -16,7 +16,7 @@ from tabular import PROMPTS, TabularCausal, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load

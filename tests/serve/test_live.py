@@ -26,7 +26,7 @@ from PIL import Image
 import gen
 from gen.config.yaml_text import load_yaml
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.engine.engine import Engine
 from gen.media.audio import open_sound
 from gen.media.video import read_video

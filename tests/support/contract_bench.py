@@ -10,7 +10,8 @@ from tabular import TabularCausal
 from torch import Tensor
 
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.resolve import resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.token_space import TokenSpace
 from gen.models.load.quantize import Quantization, quantize
 from gen.testing.contract import (

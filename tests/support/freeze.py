@@ -50,7 +50,7 @@ from torch import Tensor
 import gen
 from gen.config.job import load_config
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.jobs.run import run_job
 from gen.store.ledger import read_rows
 from gen.testing.specs import NAMES, SPECS, sampling_for

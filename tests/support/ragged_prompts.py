@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 
 FILE = Path(__file__).resolve().parents[1] / "contracts" / "refusals.json"
 EXAMPLES = 15  # sentences of a sampler that the file has in full, at most

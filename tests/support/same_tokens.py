@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 
 SCORES = {"best_of"}  # compares whole outputs of a pipeline, which ``generate`` has not
 TABLES = ("table", "model_table")  # initialisers

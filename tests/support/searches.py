@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tabular import TabularCausal, causal_target
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
 PLAIN = SamplingParams()

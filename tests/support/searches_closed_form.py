@@ -21,7 +21,7 @@ from enumeration import enumerate_distribution
 from tabular import TabularCausal, TabularMasked, causal_target, masked_target
 
 from gen.contracts.scorer import Sample, Scorer, checked_scores
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
 Tokens = tuple[int, ...]

@@ -28,7 +28,7 @@ from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, unknown
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.core.token_space import TokenSpace

@@ -20,7 +20,7 @@ from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.load.locate import quiet

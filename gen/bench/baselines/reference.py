@@ -24,7 +24,7 @@ from transformers import DynamicCache
 
 from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer, network, prompts
 from gen.core.errors import GenError
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.adapters.language_models import CausalLM, MaskedLM

@@ -17,7 +17,7 @@ from gen.contracts.frontend import FrontendConfig
 from gen.contracts.modality import Modality
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import protocol_of
+from gen.core.resolve import protocol_of
 from gen.modalities.image.modality import ImageModality
 from gen.modalities.text.modality import TextModality
 from gen.modalities.text.translation import START

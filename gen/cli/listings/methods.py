@@ -7,7 +7,7 @@ from typing import Any
 
 from gen.core.docstrings import default_of, first_line
 from gen.core.registry import PART_KINDS, registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 
 # kinds that ``ls parts`` lists
 PARTS = (*PART_KINDS, "constraint")

@@ -165,11 +165,3 @@ class ModelAdapter(Mirrored):
     @property
     def dtype(self) -> torch.dtype:
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-
-
-def bucket(rows: int, room: int) -> int:
-    """Return the rows that a pass of ``rows`` computes: all that there is room for, or a half, a
-    quarter, ... of them."""
-    while room // 2 >= rows:
-        room //= 2
-    return room

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.base import bucket
+from gen.core.lookup import bucket
 from gen.models.adapters.graphs import FixedSlots, repeat_last, require_fixed_network
 from gen.models.adapters.slot_cache import SlotCache, SlotLayer
 from gen.models.load.routed import router_of

@@ -5,7 +5,7 @@ sampler sees of a model. ``gen.models.targets.latent`` holds those of latents.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,9 +16,12 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.base import ModelAdapter
 from gen.models.load.routed import Router
 from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
+from gen.models.targets.token_table import TokenTable, read_table
+from gen.models.targets.trained_drafters import facts_of_model
 
 
 @dataclass(frozen=True)
@@ -480,6 +483,26 @@ class Target:
     def num_prompt_tokens(self) -> Tensor:
         """Tokens of each row's prompt, without the unconditional one, long [B]."""
         return self.prompt_length[: self.rows]
+
+    @property
+    def captured(self) -> Any:
+        """Recorded forward passes of the model (``gen.models.adapters.captured``); None where it
+        has none."""
+        return self.model.captured if isinstance(self.model, ModelAdapter) else None
+
+    def token_table(self, path: str) -> TokenTable:
+        """Read statistics of the model's tokens; errors are those of ``read_table``."""
+        return read_table(path, self)
+
+    def draft_sampling(self, target: Target) -> SamplingParams:
+        """Return the sampling parameters to draft for ``target`` with, whose own these are: with
+        the guidance that the model was trained to draft with. Raises ``GenError``: it was trained
+        for another target or other sampling parameters."""
+        facts = facts_of_model(target, self)
+        guidance = None if facts is None else facts.net.get("guidance_scale")
+        if guidance is None:
+            return self.sampling
+        return replace(self.sampling, guidance_scale=guidance)
 
     def prepare(self, step: Any) -> None:
         """Plan the next forward pass of a masked loop; without a cache there is nothing to plan.

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.load.locate import locate, readable
-from gen.models.targets.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
 
 Offset = tuple[int, ...]
 DENSE = 1 << 22  # numbers that distributions after all contexts may be

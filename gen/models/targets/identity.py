@@ -4,12 +4,15 @@ parameters of the distribution that they were trained for."""
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.digest import digest_of
-from gen.models.targets.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from gen.core.sampling_params import SamplingParams
+    from gen.models.targets.base import Target
 
 # sampling parameters that make the distribution of a position from its logits alone
 DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
@@ -21,7 +24,7 @@ def distribution_of(sampling: SamplingParams) -> dict[str, float]:
     return {name: values[name] for name in DISTRIBUTION}
 
 
-def target_digest(target: CausalTarget) -> str:
+def target_digest(target: Target) -> str:
     """Digest the weights of a target's model.
 
     Raises:
@@ -36,7 +39,7 @@ def target_digest(target: CausalTarget) -> str:
 
 
 def require_trained_for(
-    what: str, digest: str, name: str, sampling: dict[str, float], target: CausalTarget
+    what: str, digest: str, name: str, sampling: dict[str, float], target: Target
 ) -> None:
     """Refuse trained weights of another model or distribution.
 

@@ -3,10 +3,14 @@ request allows tokens that nobody can read."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gen.core.errors import GenError
 from gen.models.load.networks import config_field
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import language_model
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
 
 
 def require_plain_history(target: CausalTarget, method: str) -> None:

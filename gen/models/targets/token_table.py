@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,7 +14,9 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.digest import digest_of
-from gen.models.targets.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import Target
 
 
 @dataclass
@@ -37,7 +40,7 @@ def write_table(path: Path, table: TokenTable, model: torch.nn.Module) -> None:
     save_file(tensors, str(path), metadata={"model": digest_of(model)})
 
 
-def read_table(path: str, target: CausalTarget) -> TokenTable:
+def read_table(path: str, target: Target) -> TokenTable:
     """Read the statistics of the tokens of a target's model.
 
     Raises:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,8 +27,11 @@ from gen.models.adapters.protocols import LayeredModel, SharedModel
 from gen.models.draft_heads import DRAFTER
 from gen.models.load.locate import readable, zoo
 from gen.models.load.networks import config_field
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import Target
+    from gen.models.targets.causal import CausalTarget
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -164,7 +167,7 @@ def read_drafter(
     return facts, {k: v.to(target.device, dtype) for k, v in weights.items()}
 
 
-def facts_of_model(target: CausalTarget, draft: CausalTarget) -> DrafterFacts | None:
+def facts_of_model(target: Target, draft: Target) -> DrafterFacts | None:
     """Read what a draft model was trained for from its config.
 
     Args:

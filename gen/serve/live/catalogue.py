@@ -12,7 +12,8 @@ from gen.core.described import describe_sampler, meanings_of
 from gen.core.docstrings import default_of, first_line
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, protocol_of, resolve_sampler
+from gen.core.resolve import protocol_of, resolve_sampler
+from gen.core.sampler import Sampler
 from gen.engine.engine import Engine
 from gen.pipeline.pipeline import Pipeline
 from gen.serve.api.samplers import require_served

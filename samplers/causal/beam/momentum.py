@@ -17,6 +17,7 @@ decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +26,14 @@ from torch import Tensor
 from gen.core.method import GREEDY_DECODING, Limit, method
 from gen.core.params import integer, number
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.tables import Text
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.hypotheses import DeterministicSampler, first_largest
 from gen.samplers.engine.outputs import NONE
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
 
 LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
 

@@ -44,7 +44,7 @@ Guarantee: that of the verifier, whatever the weights. ``gen.recipes.drafters`` 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,12 +56,9 @@ from gen.core.lookup import legal_at, take
 from gen.core.method import method
 from gen.core.registry import register
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.layer_calls import KeysValues
 from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.draft_heads.entries import Entries, EntryLayer, attention
 from gen.models.draft_heads.heads import DraftHeads, MedusaHeads, hydra_of
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import (
     checked_load,
     language_model,
@@ -70,10 +67,15 @@ from gen.models.targets.trained_drafters import (
     unfiltered,
 )
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.engine.draft import Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.adapters.layer_calls import KeysValues
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Verdict
+    from gen.samplers.engine.step_context import CausalStep
 
 
 class DepthNodes(DraftSource):

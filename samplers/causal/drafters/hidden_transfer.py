@@ -17,6 +17,8 @@ Guarantee: that of the verifier, whatever the maps. ``gen.recipes.drafters`` tra
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -24,11 +26,13 @@ from gen.core.registry import register
 from gen.models.adapters.draft_models import drafted_logits, maps_of
 from gen.models.adapters.layer_calls import LayerCache, run_layers
 from gen.models.adapters.masks import hide
-from gen.models.draft_heads.layer_maps import TransferMaps
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.heads import DepthNodes, StateNodes, kept_where_waiting
 from gen.samplers.engine.rows import RowState
+
+if TYPE_CHECKING:
+    from gen.models.draft_heads.layer_maps import TransferMaps
+    from gen.models.targets.causal import CausalTarget
 
 KIND = "hidden"
 

@@ -13,16 +13,20 @@ Guarantee: that of the verifier, whatever the weights. ``gen.recipes.drafters`` 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.models.adapters.layer_calls import KeysValues
 from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.heads import StateNodes, with_drafts
+
+if TYPE_CHECKING:
+    from gen.models.adapters.layer_calls import KeysValues
+    from gen.models.targets.causal import CausalTarget
 
 KIND = "longspec"
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,22 +32,22 @@ from gen.core.errors import GenError, bad_value
 from gen.core.lookup import take
 from gen.core.params import Rule, param, part
 from gen.core.registry import register
-from gen.core.sampling_params import SamplingParams
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import facts_of_model
 from gen.samplers.causal.drafters.base import DraftSource, draft_model
-from gen.samplers.causal.length_policies.policies import AutoLength, LengthPolicy
+from gen.samplers.causal.length_policies.base import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner, RowState, RowStore
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO, auto_width
-from gen.samplers.verifiers.base import Verifier
 
-TargetT = TypeVar("TargetT", bound=CausalTarget)
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
+    from gen.samplers.verifiers.base import Verifier
+
+TargetT = TypeVar("TargetT", bound="CausalTarget")
 
 
 class DraftModel(RowOwner):
@@ -202,17 +202,6 @@ def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
     return draft
 
 
-def trained_sampling(target: CausalTarget, draft: CausalTarget) -> SamplingParams:
-    """Return the sampling parameters of a draft model, whose target is under the target's
-    distribution, with the guidance that it was trained to draft with. Raises ``GenError``: it was
-    trained for another target or other sampling parameters."""
-    facts = facts_of_model(target, draft)
-    guidance = None if facts is None else facts.net.get("guidance_scale")
-    if guidance is None:
-        return draft.sampling
-    return dataclasses.replace(draft.sampling, guidance_scale=guidance)
-
-
 class ModelNodes(DraftModel, DraftSource):
     """Distributions of a draft model.
 
@@ -297,7 +286,7 @@ class DraftsWithModel(CausalSampler):
         draft = require_same_tokens(target, draft)
         chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         sampling = dataclasses.replace(
-            trained_sampling(target, draft), **{k: v for k, v in chosen.items() if v is not None}
+            draft.draft_sampling(target), **{k: v for k, v in chosen.items() if v is not None}
         )
         if sampling.guided and draft.branches == 1:
             raise bad_value(

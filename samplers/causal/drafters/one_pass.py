@@ -40,6 +40,8 @@ depends on committed tokens alone.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,6 @@ from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.registry import register
 from gen.models.adapters.mask_attention import MaskAttention, with_masks
-from gen.models.targets.base import StepOutput
 from gen.models.targets.mask_tokens import mask_token, require_plain_history
 from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
 from gen.samplers.causal.drafters.base import DraftSource
@@ -56,8 +57,11 @@ from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.samplers.engine.step_context import CausalStep
+    from gen.samplers.verifiers.base import Verifier
 
 STREAMING, FLEXDRAFT = "streaming", "flexdraft"
 

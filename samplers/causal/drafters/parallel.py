@@ -26,14 +26,13 @@ Guarantee: that of the verifier, whatever the weights.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gen.core.registry import register
 from gen.models.adapters.draft_models import PromptTokens, masked_network, prompt_model
-from gen.models.adapters.protocols import SharedModel
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.mask_tokens import mask_token
 from gen.models.targets.trained_drafters import (
     checked_load,
@@ -43,7 +42,11 @@ from gen.models.targets.trained_drafters import (
 )
 from gen.samplers.causal.drafters.heads import DepthNodes
 from gen.samplers.causal.drafters.model import DraftModel
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.adapters.protocols import SharedModel
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
 
 MASKED, PROMPT = "masked", "prompt"
 MOST = 32  # masks of a dual stream behind the last token

@@ -28,6 +28,7 @@ by itself; the next drafts stay if it is their first.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,8 +39,6 @@ from gen.core.method import method
 from gen.core.params import Rule
 from gen.core.registry import register
 from gen.core.sampling_params import wide_dtype
-from gen.models.targets.base import StepOutput
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftModel
 from gen.samplers.engine.causal_loop import Drafter
@@ -47,9 +46,13 @@ from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
-from gen.samplers.engine.step_context import CausalStep
 from gen.samplers.engine.window import AUTO
-from gen.samplers.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
+    from gen.samplers.verifiers.base import Verifier
 
 
 class PearlDrafter(DraftModel, Drafter):

@@ -17,7 +17,7 @@ drew them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.rows import RowStore
+
+if TYPE_CHECKING:
+    from gen.samplers.engine.rows import RowStore
 
 REASON = "because sampler.drafter several has siblings of different models"
 

@@ -18,15 +18,19 @@ given all drafts before it, those of other branches too.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gen.core.params import Rule
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.model import ModelNodes
-from gen.samplers.engine.draft import Draft
 from gen.samplers.engine.host import may_be_any
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.draft import Draft
 
 
 @register("drafter", "superposed")

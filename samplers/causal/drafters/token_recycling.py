@@ -16,6 +16,7 @@ Recycling" (arXiv 2408.08696).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,13 @@ from gen.core.lookup import take
 from gen.core.method import method
 from gen.core.params import integer
 from gen.core.registry import register
-from gen.models.targets.token_table import TokenTable, read_table
 from gen.samplers.causal.drafters.tables import ScopeParams, Table
 from gen.samplers.engine.draft import RANKS
 from gen.samplers.engine.outputs import NONE
 from gen.samplers.engine.rows import RowState
+
+if TYPE_CHECKING:
+    from gen.models.targets.token_table import TokenTable
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class TokenRecycling(Table):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        table = None if sampler.draft_table is None else read_table(sampler.draft_table, target)
+        table = None if sampler.draft_table is None else target.token_table(sampler.draft_table)
         return cls(target, sampler.params_of("drafter"), table)
 
     def look(self, text):

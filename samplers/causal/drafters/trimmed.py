@@ -11,15 +11,19 @@ Goel et al., "VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gen.core.method import method
-from gen.models.targets.causal import CausalTarget
-from gen.models.targets.token_table import TokenTable
 from gen.samplers.causal.drafters.tables import Context
 from gen.samplers.engine.outputs import NONE
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.models.targets.token_table import TokenTable
+    from gen.samplers.engine.step_context import CausalStep
 
 
 class DraftVocab:

@@ -35,6 +35,7 @@ passes change nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -44,17 +45,19 @@ from torch import Tensor
 from gen.core.lookup import legal_at
 from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams, has_no_distribution
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.context_table import ContextTable, table_of
 from gen.samplers.causal.couplings import without_ends
-from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens, trained_sampling
+from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens
 from gen.samplers.causal.initialisers.base import Entering, Initialiser, Uniform
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.step_context import CausalStep
+
+if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.engine.step_context import CausalStep
 
 # log-probability that a token has at least when distributions are compared
 FLOOR = -30.0
@@ -223,7 +226,7 @@ class ModelInitialiser(DraftModel, IteratedInitialiser):
     def make(cls, sampler, target, draft):
         source = registry.get("drafter", sampler.drafter)
         draft = require_same_tokens(target, source.draft_of(sampler, target, draft))
-        sampling, filters = trained_sampling(target, draft), None
+        sampling, filters = draft.draft_sampling(target), None
         # a filter would leave nothing to compare outside of it
         unfiltered = replace(sampling, **UNFILTERED)
         if sampler.corrects and sampling != unfiltered:

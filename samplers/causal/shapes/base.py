@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from torch import Tensor
 from gen.core.lookup import take
 from gen.core.params import Params, integer, param
 from gen.core.sampling_params import has_no_distribution
-from gen.models.targets.base import StepOutput
-from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.trimmed import DraftVocab
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import (
     NOTHING_DRAWN,
@@ -40,9 +37,15 @@ from gen.samplers.engine.draft import (
 )
 from gen.samplers.engine.host import constant, may_be_any
 from gen.samplers.engine.rows import RowOwner, RowStore
-from gen.samplers.engine.step_context import CausalStep
-from gen.samplers.engine.window import AUTO, LADDER, AutoWidth
-from gen.samplers.verifiers.base import Verifier
+from gen.samplers.engine.window import AUTO, LADDER, AutoWidth, auto_width
+
+if TYPE_CHECKING:
+    from gen.models.targets.base import StepOutput
+    from gen.models.targets.causal import CausalTarget
+    from gen.samplers.causal.drafters.base import DraftSource
+    from gen.samplers.causal.drafters.trimmed import DraftVocab
+    from gen.samplers.engine.step_context import CausalStep
+    from gen.samplers.verifiers.base import Verifier
 
 MOST_NODES = 1024  # of any tree
 
@@ -90,6 +93,14 @@ class Shape(RowOwner):
 
     def __init__(self, params: Any, auto: AutoWidth | None = None):
         self.params, self.auto = params, auto
+
+    @classmethod
+    def of(cls, sampler: Any, target: CausalTarget) -> Shape:
+        """Make the shape of a call of a sampler."""
+        params = sampler.params_of("shape")
+        if not sampler.has_auto_budget:
+            return cls(params)
+        return cls(params, auto_width(sampler, target, 1 + cls.largest(params)))
 
     @property
     def budget(self) -> int:

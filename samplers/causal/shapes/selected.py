@@ -24,7 +24,7 @@ tokens, of earlier rounds and of the distribution at the root, and of no draft's
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,12 +34,14 @@ from gen.core.errors import bad_value
 from gen.core.params import Params, number, text
 from gen.core.registry import register
 from gen.models.draft_heads import predictors
-from gen.models.draft_heads.predictors import Action, SelectorNet
 from gen.models.targets import trained_predictors as trained
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.shapes.base import Shape, TreeBuilder
 from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.rows import RowState
+
+if TYPE_CHECKING:
+    from gen.models.draft_heads.predictors import Action, SelectorNet
+    from gen.models.targets.causal import CausalTarget
 
 RECIPE = "python -m gen.recipes.tree_selector MODALITY --out FOLDER"
 

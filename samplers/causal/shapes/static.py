@@ -93,6 +93,10 @@ class Chain(Static):
         super().__init__(params)
         self.length = length
 
+    @classmethod
+    def of(cls, sampler, target):
+        return cls(None, int(sampler.num_speculative_tokens))
+
     def parents(self) -> Parents:
         return tuple(range(-1, self.length - 1))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from gen.contracts.scorer import Sample, Scorer
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget

@@ -16,8 +16,8 @@ from tabular import PROMPTS, TabularCausal, causal_distribution, causal_target, 
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets import context_table as tables
 from gen.models.targets.context_table import ContextTable

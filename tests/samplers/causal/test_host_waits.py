@@ -21,8 +21,8 @@ from tabular import TabularCausal, causal_target
 
 from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.models.targets.causal import CausalTarget

@@ -10,8 +10,8 @@ from enumeration import distance, enumerate_distribution
 from small_llama import small_llama
 from tabular import EMPTY, PROMPTS, TabularCausal, causal_target
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM

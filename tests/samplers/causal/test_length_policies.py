@@ -14,9 +14,10 @@ from tabular import space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.samplers.causal.drafters.model import ModelDrafter
-from gen.samplers.causal.length_policies.policies import JointConfidence, LengthPolicy
+from gen.samplers.causal.length_policies.base import LengthPolicy
+from gen.samplers.causal.length_policies.policies import JointConfidence
 from gen.samplers.engine import window
 from gen.samplers.engine.rows import SlotChange
 

@@ -12,8 +12,8 @@ from live_bytes import LiveBytes
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM

@@ -16,8 +16,8 @@ from trained_drafters import GUIDED, PLAIN, V, target, write
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.models.targets.trained_drafters import DrafterFacts
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser, ModelInitialiser

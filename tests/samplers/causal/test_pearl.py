@@ -16,8 +16,8 @@ from tabular import TabularCausal, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal.drafters.pearl import PearlDrafter
 

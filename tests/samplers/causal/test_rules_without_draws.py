@@ -15,8 +15,8 @@ from torch import Tensor
 import gen
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget

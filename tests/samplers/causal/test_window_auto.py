@@ -14,8 +14,8 @@ from tabular import TabularCausal, causal_distribution, causal_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting

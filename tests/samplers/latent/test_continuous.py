@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import log_density, noise_size, walk
 from gen.samplers.engine.draft import Verdict

@@ -12,8 +12,8 @@ from latent_bench import CHANNELS, POSITIONS, ROWS, SPACE, SPECS, TARGET, WORDS,
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import noise_size, walk
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters import partial_latents
 from gen.models.adapters.language_models import MaskedLatentLM

@@ -13,8 +13,8 @@ from tabular_lattice import TabularLattice, lattice_target, open_space, paths_of
 
 from gen.core.errors import GenError
 from gen.core.graphs import Graph
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.samplers.lattice.ancestral import Ancestral
 from gen.samplers.lattice.paths import Links

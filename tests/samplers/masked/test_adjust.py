@@ -12,8 +12,8 @@ from tabular import TabularMasked, masked_target, space_of
 from torch import nn
 
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.tasks import check, tasks
 from gen.models.adapters.base import ModelAdapter

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gen.bench.estimate.host_waits import ACCELERATOR, HostWaits
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.captured import captured_forward

@@ -24,7 +24,8 @@ from gen.contracts.constraint import Automaton, AutomatonConstraint
 from gen.contracts.row_constraint import RowConstraint
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.resolve import resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked import loop

@@ -23,8 +23,8 @@ from tabular import masked_target
 
 import gen
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
 from gen.modalities.text.parallel import accuracy

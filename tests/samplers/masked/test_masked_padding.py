@@ -11,8 +11,8 @@ import torch
 from cache_bench import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
 
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget

@@ -12,8 +12,8 @@ from tabular import TabularMasked, masked_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, needs, needs_of
 

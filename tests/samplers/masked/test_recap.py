@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.targets.cached_masked import CachedMaskedTarget, cached
 from gen.models.targets.partial import Plan

@@ -10,8 +10,8 @@ import torch
 
 import gen
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.pipeline.lengths import without_eos
 
 PROMPTS = {

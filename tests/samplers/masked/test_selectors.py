@@ -17,7 +17,7 @@ from masked_steps import changed
 from selector_states import DARING, SUREST, B, states
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import MaskedStep, highest
 

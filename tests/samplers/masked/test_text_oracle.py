@@ -18,7 +18,7 @@ from gen.bench.oracle import contenders, dial
 from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text import oracle as text_oracle
 from gen.modalities.text import parallel

@@ -13,8 +13,8 @@ from tabular import TabularCausal, causal_distribution, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.search.aggregations.base import Ballot, read_aggregation
 

@@ -11,8 +11,8 @@ from searches_closed_form import judged_target
 from tabular import TabularCausal, causal_distribution, space_of
 
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.search.atts import critical_score, likelihood, p_value, save_calibration
 

@@ -8,8 +8,8 @@ from searches_closed_form import judged_target, search_law
 from tabular import TabularCausal, causal_distribution, space_of
 
 from gen.core.errors import GenError
+from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
 EXACT, WRONG = 1e-12, 1e-3

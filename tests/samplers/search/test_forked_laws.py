@@ -16,7 +16,7 @@ from searches_closed_form import PLAIN, judged_target
 from tabular import TabularCausal, causal_distribution, space_of
 
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
+from gen.core.resolve import resolve_sampler
 from gen.samplers.search.base import Particles
 from gen.testing.specs import CHAINS, tree
 

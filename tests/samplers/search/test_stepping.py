@@ -10,7 +10,8 @@ from searches_closed_form import judged_target
 from tabular import space_of
 
 from gen.core.errors import GenError
-from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.resolve import resolve_sampler
+from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput
 from gen.samplers.search.base import Particles
 from gen.samplers.search.svdd import SVDD
