@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from gen.core.errors import unknown
 from gen.core.lookup import legal_at
-from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.models.targets.identity import DrafterFacts
+from gen.models.targets.trained_drafters import write_drafter
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import LOSSES, Divergence, acceptance, mean_over
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gen.contracts.protocol import model_key
 from gen.core.errors import GenError
 from gen.models.load.locate import read_config, save_model
-from gen.models.targets.trained_drafters import DrafterFacts
+from gen.models.targets.identity import DrafterFacts
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch
 

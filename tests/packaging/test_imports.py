@@ -14,6 +14,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MOST_LINES = 6000  # that one has to be ready to step into from a causal method
+METHODS = (
+    "autoregressive",
+    "jacobi",
+    "speculative",
+    "beam.beam_search",
+    "drafters.heads",
+    "drafters.model",
+    "drafters.suffix",
+)
 ROOMS = ("gen", "samplers", "tokenizers", "modalities", "recipes")
 MOST = 26  # imports inside functions, in the whole product
 
@@ -40,7 +50,12 @@ def sources() -> dict[str, Path]:
 
 def imports(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
     """The modules of the product that a file imports, at its top, in functions and for types."""
-    for node in ast.walk(tree):
+    yield from imports_of(ast.walk(tree), known)
+
+
+def imports_of(nodes: Iterable[ast.AST], known: Iterable[str]) -> Iterator[str]:
+    """The modules of the product that some statements import."""
+    for node in nodes:
         names = []
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names]
@@ -51,6 +66,28 @@ def imports(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
                 name = name.rpartition(".")[0]
             if name in known and name != "gen":
                 yield name
+
+
+def at_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run as a module is imported: those of functions and types do not."""
+    for node in body:
+        if isinstance(node, ast.If):
+            for_types = "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from at_import(node.orelse if for_types else [*node.body, *node.orelse])
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from at_import(getattr(node, "body", []))
+
+
+def closure(module: str, files: dict[str, Path]) -> dict[str, int]:
+    """The modules that are imported with one, itself included, and the lines of each."""
+    lines, todo = {}, [module]
+    while todo:
+        text = files[name := todo.pop()].read_text()
+        lines[name] = text.count("\n")
+        found = imports_of(at_import(ast.parse(text).body), files)
+        todo += {*found} - {*lines, *todo}
+    return lines
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -106,6 +143,25 @@ def test_a_circle_would_be_found(graph):
     assert any({"gen.core.errors", "gen.jobs.run"} <= set(c) for c in circles(wrong))
     lazy = ast.parse("def f():\n    from gen.jobs import run")
     assert list(imports(lazy, {"gen.jobs.run"})) == ["gen.jobs.run"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_causal_method_imports_is_short(method):
+    lines = closure(f"gen.samplers.causal.{method}", sources())
+    assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda x: -x[1])
+
+
+def test_an_import_at_the_top_would_be_counted(tmp_path):
+    """The control: types and functions are not counted, everything else is, at any distance."""
+    files = {name: tmp_path / name for name in ("gen.a", "gen.b", "gen.c", "gen.d", "gen.e")}
+    for path in files.values():
+        path.write_text("x = 1\n")
+    files["gen.a"].write_text(
+        "if TYPE_CHECKING:\n    from gen.c import x\nelse:\n    from gen.b import x\n"
+        "def f():\n    from gen.d import x\n"
+    )
+    files["gen.b"].write_text("try:\n    import gen.e\nexcept ImportError:\n    pass\n")
+    assert closure("gen.a", files) == {"gen.a": 6, "gen.b": 4, "gen.e": 1}
 
 
 def inside_functions(text: str) -> list[tuple[int, bool]]:

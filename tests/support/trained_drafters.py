@@ -24,7 +24,8 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.draft_heads.heads import MedusaHeads, hydra_of
 from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import DrafterFacts, projection, write_drafter
+from gen.models.targets.identity import DrafterFacts
+from gen.models.targets.trained_drafters import projection, write_drafter
 
 V, DEPTH, LAST = 24, 3, "model.norm"
 NET = small_llama(V)

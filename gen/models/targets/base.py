@@ -18,10 +18,10 @@ from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.routed import Router
+from gen.models.targets.identity import facts_of_model
 from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
 from gen.models.targets.past import token_bias
 from gen.models.targets.token_table import TokenTable, read_table
-from gen.models.targets.trained_drafters import facts_of_model
 
 
 @dataclass(frozen=True)
@@ -492,7 +492,8 @@ class Target:
 
     def token_table(self, path: str) -> TokenTable:
         """Read statistics of the model's tokens; errors are those of ``read_table``."""
-        return read_table(path, self)
+        assert isinstance(self.model, ModelAdapter)
+        return read_table(path, self.model, self.name, self.legal.shape[-1])
 
     def draft_sampling(self, target: Target) -> SamplingParams:
         """Return the sampling parameters to draft for ``target`` with, whose own these are: with

@@ -3,19 +3,32 @@ parameters of the distribution that they were trained for."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.protocols import SharedModel
 from gen.models.load.digest import digest_of
-
-if TYPE_CHECKING:
-    from gen.core.sampling_params import SamplingParams
-    from gen.models.targets.base import Target
+from gen.models.load.networks import config_field
 
 # sampling parameters that make the distribution of a position from its logits alone
 DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+# what the config of a draft model that was trained for one target calls its facts
+CONFIG_KEY = "drafter"
+
+
+class Known(Protocol):
+    """What weights may remember of a target (``gen.models.targets.base.Target``)."""
+
+    model: Any
+    name: str
+    sampling: SamplingParams
+    legal: Tensor
 
 
 def distribution_of(sampling: SamplingParams) -> dict[str, float]:
@@ -24,7 +37,7 @@ def distribution_of(sampling: SamplingParams) -> dict[str, float]:
     return {name: values[name] for name in DISTRIBUTION}
 
 
-def target_digest(target: Target) -> str:
+def target_digest(target: Known) -> str:
     """Digest the weights of a target's model.
 
     Raises:
@@ -39,7 +52,7 @@ def target_digest(target: Target) -> str:
 
 
 def require_trained_for(
-    what: str, digest: str, name: str, sampling: dict[str, float], target: Target
+    what: str, digest: str, name: str, sampling: dict[str, float], target: Known
 ) -> None:
     """Refuse trained weights of another model or distribution.
 
@@ -68,3 +81,66 @@ def require_trained_for(
             f"{what} was trained for {trained}, and the sampling parameters have {came}; expected"
             " equal ones, or weights trained for these"
         )
+
+
+@dataclass(frozen=True)
+class DrafterFacts:
+    """Facts of a trained drafter.
+
+    Attributes:
+        kind: name of the drafter that reads the folder.
+        target: digest of the target's weights (``digest_of``).
+        target_name: name of the target, for messages.
+        vocab_size: number of token ids V.
+        sampling: sampling parameters by name, those of ``DISTRIBUTION``.
+        layers: names of the target's layers whose hidden states the drafter reads.
+        net: arguments of the network.
+    """
+
+    kind: str
+    target: str
+    target_name: str
+    vocab_size: int
+    sampling: dict[str, float]
+    layers: tuple[str, ...] = ()
+    net: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        target: Known,
+        layers: tuple[str, ...] = (),
+        net: Mapping[str, Any] | None = None,
+    ) -> DrafterFacts:
+        """State the facts of a drafter of a target, under the target's sampling parameters."""
+        digest, sampling = target_digest(target), distribution_of(target.sampling)
+        size = target.legal.shape[-1]
+        return cls(kind, digest, target.name, size, sampling, layers, dict(net or {}))
+
+
+def facts_of_model(target: Known, draft: Known) -> DrafterFacts | None:
+    """Read what a draft model was trained for from its config.
+
+    Args:
+        target: the model with its sampling parameters.
+        draft: target of the draft model.
+
+    Returns:
+        The facts; None for a draft model that was trained for no one target.
+
+    Raises:
+        GenError: it was trained for another model or distribution, or the config states no facts.
+    """
+    if not isinstance(draft.model, SharedModel):
+        return None
+    stated = config_field(draft.model.model.config, CONFIG_KEY)
+    if stated is None:
+        return None
+    name = f"draft model {draft.name}"
+    try:
+        facts = DrafterFacts(**stated)
+    except TypeError as error:
+        raise GenError(f"{CONFIG_KEY!r} in the config of {name} cannot be read: {error}") from None
+    require_trained_for(name, facts.target, facts.target_name, facts.sampling, target)
+    return facts

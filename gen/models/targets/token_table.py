@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,9 +13,6 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.base import ModelAdapter
 from gen.models.load.digest import digest_of
-
-if TYPE_CHECKING:
-    from gen.models.targets.base import Target
 
 
 @dataclass
@@ -40,8 +36,14 @@ def write_table(path: Path, table: TokenTable, model: torch.nn.Module) -> None:
     save_file(tensors, str(path), metadata={"model": digest_of(model)})
 
 
-def read_table(path: str, target: Target) -> TokenTable:
-    """Read the statistics of the tokens of a target's model.
+def read_table(path: str, model: ModelAdapter, name: str, size: int) -> TokenTable:
+    """Read the statistics of the tokens of a model.
+
+    Args:
+        path: the file.
+        model: the model.
+        name: its name, for messages.
+        size: number of its tokens V.
 
     Raises:
         GenError: the file cannot be read, or is of another vocabulary or model.
@@ -49,21 +51,18 @@ def read_table(path: str, target: Target) -> TokenTable:
     try:
         with safe_open(path, "pt") as file:
             found = TokenTable(file.get_tensor("counts"), file.get_tensor("successors"))
-            model = (file.metadata() or {}).get("model")
+            other = (file.metadata() or {}).get("model")
     except (OSError, SafetensorError) as error:
         raise GenError(f"sampler.draft_table {path} cannot be read: {error}") from None
-    size = target.legal.shape[-1]
     if len(found.counts) != size or len(found.successors) != size:
         raise GenError(
             f"sampler.draft_table {path} is of {len(found.counts)} tokens; expected {size}, those"
             " of the model"
         )
-    assert isinstance(target.model, ModelAdapter)
-    here = digest_of(target.model.model)
-    if model != here:
+    here = digest_of(model.model)
+    if other != here:
         raise GenError(
-            f"sampler.draft_table {path} was made with another model, {model}; expected {here}"
-            f" ({target.name or 'the model'})"
+            f"sampler.draft_table {path} was made with another model, {other}; expected {here}"
+            f" ({name or 'the model'})"
         )
-    device = target.device
-    return TokenTable(found.counts.to(device), found.successors.to(device))
+    return TokenTable(found.counts.to(model.device), found.successors.to(model.device))

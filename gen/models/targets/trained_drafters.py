@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,55 +26,15 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import LayeredModel, SharedModel
 from gen.models.draft_heads import DRAFTER
 from gen.models.load.locate import readable, zoo
-from gen.models.load.networks import config_field
-from gen.models.targets.identity import distribution_of, require_trained_for, target_digest
+from gen.models.targets.identity import DrafterFacts, require_trained_for
 
 if TYPE_CHECKING:
-    from gen.models.targets.base import Target
     from gen.models.targets.causal import CausalTarget
 
 Net = TypeVar("Net", bound=nn.Module)
 
-# what the config of a draft model that was trained for one target calls its facts
-CONFIG_KEY = "drafter"
 WHERE = "sampler.drafter_weights"
 RECIPE = "python -m gen.recipes.drafters"
-
-
-@dataclass(frozen=True)
-class DrafterFacts:
-    """Facts of a trained drafter.
-
-    Attributes:
-        kind: name of the drafter that reads the folder.
-        target: digest of the target's weights (``digest_of``).
-        target_name: name of the target, for messages.
-        vocab_size: number of token ids V.
-        sampling: sampling parameters by name, those of ``DISTRIBUTION``.
-        layers: names of the target's layers whose hidden states the drafter reads.
-        net: arguments of the network.
-    """
-
-    kind: str
-    target: str
-    target_name: str
-    vocab_size: int
-    sampling: dict[str, float]
-    layers: tuple[str, ...] = ()
-    net: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        kind: str,
-        target: CausalTarget,
-        layers: tuple[str, ...] = (),
-        net: Mapping[str, Any] | None = None,
-    ) -> DrafterFacts:
-        """State the facts of a drafter of a target, under the target's sampling parameters."""
-        digest, sampling = target_digest(target), distribution_of(target.sampling)
-        size = target.legal.shape[-1]
-        return cls(kind, digest, target.name, size, sampling, layers, dict(net or {}))
 
 
 def write_drafter(folder: str | Path, facts: DrafterFacts, weights: Mapping[str, Tensor]) -> None:
@@ -165,33 +125,6 @@ def read_drafter(
         weights = load_file(path / "model.safetensors")
     dtype = target.model.dtype if target.model.dtype.is_floating_point else torch.float32
     return facts, {k: v.to(target.device, dtype) for k, v in weights.items()}
-
-
-def facts_of_model(target: Target, draft: Target) -> DrafterFacts | None:
-    """Read what a draft model was trained for from its config.
-
-    Args:
-        target: the model with its sampling parameters.
-        draft: target of the draft model.
-
-    Returns:
-        The facts; None for a draft model that was trained for no one target.
-
-    Raises:
-        GenError: it was trained for another model or distribution, or the config states no facts.
-    """
-    if not isinstance(draft.model, SharedModel):
-        return None
-    stated = config_field(draft.model.model.config, CONFIG_KEY)
-    if stated is None:
-        return None
-    name = f"draft model {draft.name}"
-    try:
-        facts = DrafterFacts(**stated)
-    except TypeError as error:
-        raise GenError(f"{CONFIG_KEY!r} in the config of {name} cannot be read: {error}") from None
-    require_trained_for(name, facts.target, facts.target_name, facts.sampling, target)
-    return facts
 
 
 def embedded() -> list[str]:

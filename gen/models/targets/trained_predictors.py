@@ -18,8 +18,8 @@ from gen.core.errors import GenError, unknown
 from gen.models.draft_heads.predictors import AcceptanceNet, Action, SelectorNet
 from gen.models.load.locate import read_config, readable, zoo
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.identity import require_trained_for, target_digest
-from gen.models.targets.trained_drafters import DrafterFacts, read_drafter, read_facts
+from gen.models.targets.identity import DrafterFacts, require_trained_for, target_digest
+from gen.models.targets.trained_drafters import read_drafter, read_facts
 
 ACCEPTANCE_HEAD, SELECTOR, PROBE = "acceptance_head", "tree_selector", "gen_judge"
 SELECTOR_WHERE = "sampler.tree_selector"

@@ -19,7 +19,8 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.draft_heads import eagle
-from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.models.targets.identity import DrafterFacts
+from gen.models.targets.trained_drafters import write_drafter
 from gen.samplers.causal.drafters.heads import EntryNodes
 from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain

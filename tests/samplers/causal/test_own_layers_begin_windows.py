@@ -18,8 +18,8 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.resolve import resolve_sampler
 from gen.core.rng import CounterRNG
-from gen.models.targets.trained_drafters import DrafterFacts
-from gen.samplers.causal.drafters import model as drafting
+from gen.models.targets import base as targets
+from gen.models.targets.identity import DrafterFacts
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser, ModelInitialiser
 
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -123,7 +123,7 @@ def test_a_distilled_model_drafts_with_the_guidance_that_it_was_trained_with(mon
 
     def drafted(net):
         facts = None if net is None else DrafterFacts.of("ar", of, net=net)
-        monkeypatch.setattr(drafting, "facts_of_model", lambda target, draft: facts)
+        monkeypatch.setattr(targets, "facts_of_model", lambda target, draft: facts)
         init = ModelInitialiser.make(jacobi(init="model"), of, target(LENGTH, V, GUIDED))
         return init.draft.sampling.guidance_scale, init.draft.branches
 

@@ -24,7 +24,8 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.models.draft_heads.predictors import FEATURES, SelectorNet, times_of
-from gen.models.targets.trained_drafters import DrafterFacts, write_drafter
+from gen.models.targets.identity import DrafterFacts
+from gen.models.targets.trained_drafters import write_drafter
 from gen.models.targets.trained_predictors import COSTS, SELECTOR, selector_facts
 from gen.pipeline.pipeline import load
 from gen.recipes.tree_selector import (

@@ -20,7 +20,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.token_table import read_table, write_table
+from gen.models.targets.token_table import write_table
 from gen.recipes.common.draft_table import count
 from gen.samplers.causal.drafters.copies import CopyTable
 from gen.samplers.causal.drafters.suffix import Suffix
@@ -286,7 +286,7 @@ def counted(tmp_path):
 
 def test_a_table_of_counts_begins_the_successors(counted):
     path, target = counted
-    table = read_table(str(path), target(0))
+    table = target(0).token_table(str(path))
     assert table.counts[:4].tolist() == [0, 3, 2, 1]
     assert table.successors[:4].tolist() == [[-1, -1], [2, 3], [1, -1], [-1, -1]]
     first = preset("token_recycling", draft_table=str(path))(target(0), CounterRNG([3]))
