@@ -12,7 +12,7 @@ from gen.__main__ import main
 from gen.config.job import make_job
 from gen.contracts.vocabulary import Vocabulary
 from gen.core.errors import GenError
-from gen.core.token_space import OVER
+from gen.core.row_rules import OVER
 from gen.pipeline.control import before_stop, held_back
 from gen.pipeline.stops import StopConstraint
 
