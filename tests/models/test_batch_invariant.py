@@ -14,11 +14,15 @@ import gen
 from gen.core.errors import GenError
 from gen.models.adapters.batch_invariant import (
     CANDIDATES,
+    InvariantSlots,
     Widened,
+    attention_in_order,
+    by_leaf,
     make_invariant,
     rows_needed,
 )
 from gen.models.adapters.language_models import CausalLM
+from gen.models.adapters.masks import branches
 
 LENGTH = 96
 HALF = (torch.bfloat16, torch.float16)
@@ -111,6 +115,48 @@ def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype):
     parents = torch.tensor([[-1, -1, 0, 2]]).expand(2, -1)
     logits = model.forward_tree(torch.stack(columns, 1), positions, parents, cache)
     assert torch.equal(logits[:, [0, 1, 3, 4]], chain[:, 20:])
+
+
+def trees() -> torch.Tensor:
+    """Parents of three trees of seven drafts, of which some do not exist."""
+    return torch.tensor(
+        [[-1, -1, 0, 0, 2, 1, 4], [-1, 0, 1, 2, 3, 4, 5], [-1, -1, -1, 0, -2, 1, -2]]
+    )
+
+
+def test_branches_cover_every_column_of_a_tree_by_leaves_that_stand_on_it():
+    branch = branches(trees())
+    groups, seen = list(by_leaf(branch.numpy())), [set() for _ in branch]
+    assert len(groups) == 5  # as the tree with the most leaves; not one for every draft
+    for rows, leaf, columns in groups:
+        for row, own, some in zip(rows, leaf, columns, strict=True):
+            seen[row] |= set(some.tolist())
+            assert all(branch[row, own, c - 1] for c in some if c), (row, own, some)
+    assert seen == [set(range(8))] * 3
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_branch_after_branch_has_the_bits_of_queries_with_keys_of_their_own(folder, dtype):
+    """The control: read with the slots of another draft, the bits are others."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    parents, text = trees(), random(3, 20, 2, 32)
+    cache = InvariantSlots(1, LENGTH)
+    cache.at(torch.arange(20).expand(3, -1), dtype)
+    cache.write(0, text, text)
+    depth = torch.tensor([[1, 1, 2, 2, 3, 2, 4], [1, 2, 3, 4, 5, 6, 7], [1, 1, 1, 2, 0, 2, 0]])
+    positions = 20 + torch.nn.functional.pad(depth, (1, 0))
+    mask = cache.tree(positions, parents, dtype)
+    q, k, v = random(3, 8, 4, 32), random(3, 8, 2, 32), random(3, 8, 2, 32)
+    for x in (q, k, v):  # a draft that does not exist repeats the root
+        x[2, [5, 7]] = x[2, 0].clone()
+    alone = attention_in_order(q, *cache.write(0, k, v), mask)
+    assert torch.equal(cache.attend(0, q, k, v, mask), alone)
+    cache.branches = [(at.roll(1, 0), columns) for at, columns in cache.branches]
+    assert not torch.equal(cache.attend(0, q, k, v, mask), alone)
 
 
 def test_the_class_itself_still_computes_what_it_did(folder):

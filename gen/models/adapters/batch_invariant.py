@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.pytorch_utils import Conv1D
 
 from gen.core.errors import GenError
+from gen.core.lookup import take
 from gen.models.adapters.masks import LayerMasks, hide
 from gen.models.adapters.slot_cache import SlotCache
 from gen.models.load.networks import config_field
@@ -314,13 +316,39 @@ def _agrees(module: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, least:
     return True
 
 
+def by_leaf(branch: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Group the columns of trees, the root's first, by leaves that stand on them.
+
+    Args:
+        branch: whether draft j is draft i or one before it on its branch, bool [B, D, D].
+
+    Yields:
+        The rows, int64 [B]; a leaf of each, int64 [B]; columns of its branch, int64 [B, n], the
+        root's where there are fewer.
+    """
+    is_leaf = branch.sum(1) == 1
+    leaf = (branch & is_leaf[:, :, None]).argmax(1)  # the first one that stands on each draft
+    group = np.take_along_axis(is_leaf.cumsum(1) - 1, leaf, 1)
+    rows = np.arange(len(branch))
+    for number in range(int(group.max(initial=-1)) + 1):
+        mine = group == number
+        order = np.argsort(~mine, 1, kind="stable")[:, : mine.sum(1).max()]
+        columns = np.where(np.take_along_axis(mine, order, 1), order + 1, 0)
+        columns = columns if number else np.pad(columns, ((0, 0), (1, 0)))
+        yield rows, leaf[rows, mine.argmax(1)], columns
+
+
 class InvariantSlots(SlotCache):
     """Slot cache of which a query reads the slots of its own path in their order.
 
     Attributes:
         paths: slots of the buffers that each query of a tree reads, long [B, L, S]; None where they
             are the slots 0 .. S of its row.
+        branches: of a tree, slots at which the drafts of one branch are read, long [B, D], and the
+            columns of its queries, long [B, n].
     """
+
+    branches: list[tuple[Tensor, Tensor]]
 
     def __init__(self, layers: int, slots: int):
         super().__init__(layers, rounded(slots))
@@ -345,6 +373,30 @@ class InvariantSlots(SlotCache):
         found = F.embedding(read, buffer.reshape(-1, heads * size))
         return found.view(*read.shape, heads, size)
 
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Attend as ``attention_in_order`` does, to the slots of a layer, where the keys and values
+        [B, L, K, d] of the call are written first.
+
+        Drafts of a tree are read where they stand: those of one branch after the other are copied
+        to their positions, where nothing is read after the call, and not the text before them.
+        """
+        if self.paths is None:
+            return attention_in_order(q, *self.write(layer, k, v), mask)
+        paths, self.paths = self.paths, None
+        self.write(layer, k, v)
+        self.paths = paths
+        own = self.layers[layer]
+        buffers = [x if self.rows is None else x[self.rows] for x in (own.keys, own.values)]
+        row = torch.arange(len(q), device=q.device)[:, None]
+        first, out = self.slots, q.new_empty(*q.shape[:2], q.shape[2] * q.shape[3])
+        for at, columns in self.branches:
+            for buffer in buffers:
+                buffer[row, at] = buffer[:, first : first + at.shape[1]]
+            keys, values = (buffer[:, : self.used] for buffer in buffers)
+            masks = take(mask[:, 0], columns)[:, None]
+            out[row, columns] = attention_in_order(take(q, columns), keys, values, masks)
+        return out
+
     def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
         """Make the masks of a tree as those of chains, and the slots that its queries read."""
         batch, drafts = branch.shape[:2]
@@ -353,9 +405,14 @@ class InvariantSlots(SlotCache):
         paths = torch.arange(self.used + 1, device=positions.device).repeat(batch, 1 + drafts, 1)
         # drafts on the branch stand at their positions; what is on none goes behind the last slot
         at = torch.where(branch, positions[:, None, 1:], self.used)
-        column = self.slots + torch.arange(drafts, device=positions.device)
-        paths[:, 1:].scatter_(2, at, column.expand_as(at))
+        column = (self.slots + torch.arange(drafts, device=positions.device)).expand_as(at)
+        paths[:, 1:].scatter_(2, at, column)
         self.paths = paths[..., : self.used]
+        stands = torch.where(branch, at, column)
+        self.branches = [
+            (stands[rows, leaf], torch.from_numpy(columns).to(stands.device))
+            for rows, leaf, columns in by_leaf(branch.cpu().numpy())
+        ]
         return self._above(positions, positions, dtype)
 
     def note(self, name: str, values: Tensor) -> Tensor:

@@ -163,9 +163,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def attend_in(cache: Any, mask: Mask | None, attend: Callable[..., Tensor] = attention) -> Attend:
+def attend_in(cache: Any, mask: Mask | None) -> Attend:
     """Return attention to the slots of a cache."""
-    return lambda layer, q, k, v: attend(q, *cache.write(layer, k, v), mask)
+    return lambda layer, q, k, v: attention(q, *cache.write(layer, k, v), mask)
 
 
 def attend_among(mask: Mask | None) -> Attend:

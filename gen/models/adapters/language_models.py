@@ -20,9 +20,8 @@ from gen.models.adapters.batch_invariant import (
     InvariantSlots,
     OfVectors,
     Product,
-    attention_in_order,
 )
-from gen.models.adapters.fast_llama import LeanLlama, attend_among, attend_in, attention
+from gen.models.adapters.fast_llama import Attend, LeanLlama, attend_among, attend_in
 from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.lead import mirrored
 from gen.models.adapters.masks import CAUSAL, LayerMasks, Mask, blocks_among, hide
@@ -48,7 +47,6 @@ class LanguageModel(ModelAdapter):
 
     compiles = captures = True
     product: Product | None = None  # matrix product of batch-invariant passes
-    _attention = staticmethod(attention)  # of the fast forward
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -94,7 +92,6 @@ class LanguageModel(ModelAdapter):
             product: what that returned.
         """
         self.is_batch_invariant, self.product = True, product
-        self._attention = attention_in_order
         if self._lean is not None:
             self._lean.product, self._lean.activation = product, OfVectors(F.silu)
 
@@ -149,7 +146,7 @@ class LanguageModel(ModelAdapter):
         if self.graphs is not None and taps is None:
             return self.run_network(inputs, positions, mask, cache)[:, -keep:]
         if self._lean is not None:
-            attend = attend_in(cache, mask, self._attention)
+            attend = self._attend_in(cache, mask)
             return self._lean.run(tokens, positions, cache.tables, attend, keep, taps)
         if keep:
             return self._of_module(inputs, positions, mask, cache, logits_to_keep=keep)
@@ -161,8 +158,14 @@ class LanguageModel(ModelAdapter):
         """See ``ModelAdapter``."""
         if self._lean is None:
             return self._of_module(inputs, positions, mask, cache)
-        attend = attend_in(cache, mask, self._attention)
+        attend = self._attend_in(cache, mask)
         return self._lean.run(inputs["input_ids"], positions, cache.tables, attend)
+
+    def _attend_in(self, cache: Any, mask: LayerMasks | None) -> Attend:
+        """Return attention of the fast forward to the slots of a cache."""
+        if self.is_batch_invariant:
+            return lambda layer, q, k, v: cache.attend(layer, q, k, v, mask)
+        return attend_in(cache, mask)
 
     def _of_module(
         self,
