@@ -48,6 +48,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "layout": ("gen.contracts.layouts",),
     "constraint": ("gen.constraints",),
     "protocol": ("gen.models.protocols",),
+    # networks, layers and tables that belong to a model and draft for its target
+    "drafting": ("gen.models.targets",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),
     "scorer": ("gen.samplers.search.scorers", "gen.modalities"),

@@ -17,7 +17,7 @@ sampler filters or scales it a second time.
 
 Logits may make no distribution: one of them is NaN or +inf, -inf in both branches of guidance, or
 -inf for every allowed token. All V log-probabilities are NaN there, so that one of them tells
-(``has_no_distribution``).
+(``gen.core.distributions.has_no_distribution``).
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core import control_checks as checks
+from gen.core.distributions import LOGITS_CHUNK, wide_dtype
 from gen.core.errors import bad_value
 from gen.core.plain import is_finite, torch_number
 
-# Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
-# by "the logits are on a CPU".
-LOGITS_CHUNK = {True: 1 << 15, False: 1 << 22}
 # Temperatures below take the argmax: logits divided by less overflow in float32.
 GREEDY_BELOW = 1e-5
 
@@ -169,6 +166,11 @@ class SamplingParams:
         words = tuple(w for w in self.bad_words if not isinstance(w, str) and len(w) == 1)
         return replace(self, **defaults, bad_words=words) if self.looks_back else self
 
+    def unfiltered(self) -> SamplingParams:
+        """Return the temperature alone: a drafter that is trained on the final distribution has
+        learned guidance and filters."""
+        return SamplingParams(temperature=self.temperature)
+
     @property
     def is_greedy(self) -> bool:
         """True where the temperature is so low that the argmax is taken."""
@@ -267,22 +269,6 @@ class SamplingParams:
             floor = logp.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=z.dtype).log()
             z = z.masked_fill(logp < floor, float("-inf"))
         return z.log_softmax(-1)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of log-probabilities: float64 for float64 logits, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def has_no_distribution(logprobs: Tensor) -> Tensor:
-    """Find the positions whose logits make no distribution: [..., V] -> bool [...].
-
-    Args:
-        logprobs: log-probabilities as ``SamplingParams`` makes them.
-    """
-    if logprobs.is_cpu and logprobs.ndim > 1:  # a few numbers, for which numpy takes less time
-        return torch.from_numpy(np.isnan(logprobs.numpy()[..., 0]))
-    return logprobs[..., 0].isnan()
 
 
 SAMPLING_FIELDS = tuple(SamplingParams.__dataclass_fields__)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.adapters.draft_models import drafted_logits, maps_of
-from gen.models.adapters.layer_calls import LayerCache, run_layers
+from gen.models.adapters.draft_models import maps_of
+from gen.models.adapters.layer_calls import LayerCache, drafted_logits, run_layers
 from gen.models.adapters.slot_cache import hide
 from gen.recipes.drafters.base import DepthOptions, Kind, Net
 from gen.recipes.drafters.data import Batch, Teacher

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.adapters.draft_models import corrections_of, drafted_logits, dropping_model
-from gen.models.adapters.layer_calls import SequenceCache, call_layer, decoder_layers
+from gen.models.adapters.draft_models import corrections_of, dropping_model
+from gen.models.adapters.layer_calls import (
+    SequenceCache,
+    call_layer,
+    decoder_layers,
+    drafted_logits,
+)
 from gen.models.adapters.wrapped_layers import causal_mask
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher

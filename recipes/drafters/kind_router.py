@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.adapters.draft_models import drafted_logits, openness, routers_of
-from gen.models.adapters.layer_calls import call_layer, decoder_layers
+from gen.models.adapters.draft_models import openness, routers_of
+from gen.models.adapters.layer_calls import call_layer, decoder_layers, drafted_logits
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher
 from gen.recipes.drafters.losses import acceptance, mean_over

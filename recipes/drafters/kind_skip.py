@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
-from gen.models.adapters.draft_models import drafted_logits, repairs_of
-from gen.models.adapters.layer_calls import call_layer, decoder_layers
+from gen.models.adapters.draft_models import repairs_of
+from gen.models.adapters.layer_calls import call_layer, decoder_layers, drafted_logits
 from gen.models.adapters.layer_plans import kept_layers
 from gen.recipes.drafters.base import Kind, Net, Options
 from gen.recipes.drafters.data import Batch, Teacher

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gen.core.distributions import LOGITS_CHUNK
 from gen.core.registry import register
-from gen.core.sampling_params import LOGITS_CHUNK
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.verifiers.base import TOKEN, Token, num_accepted, recovered

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.distributions import wide_dtype
 from gen.core.method import Limit, presets
 from gen.core.params import Rule, choice, number, param, part
 from gen.core.registry import register
-from gen.core.sampling_params import wide_dtype
 from gen.samplers.causal.couplings import Coupling, Fresh, without_ends
 from gen.samplers.causal.drafters.base import draft_model
 from gen.samplers.causal.initialisers.base import Entering, Initialiser

@@ -28,11 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.registry import registry
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
 from gen.samplers.verifiers.base import TOKEN
-from gen.samplers.verifiers.trees import Recursive
 
 if TYPE_CHECKING:
     from gen.samplers.engine.step_context import CausalStep
@@ -77,6 +77,7 @@ class Siblings:
     def __init__(self, width: int, levels: int):
         self.levels, self.turns = levels, siblings(width, levels)
         self.count = num_siblings(width, levels)
+        self.verifier = registry.get("verifier", "recursive")()
 
     def beside(self, step: CausalStep, chain: Draft) -> Draft:
         """Put siblings beside the first drafts of the iterate, and the rest of it behind them."""
@@ -130,7 +131,7 @@ class Siblings:
         """Judge the tree by the distributions [b, W, V] behind root and drafts: the verdict,
         the next iterate [b, L + 1] past the accepted tokens, and its distributions [b, L + 1, V],
         without ``ends``."""
-        verdict = Recursive().verify(step, draft, logp)
+        verdict = self.verifier.verify(step, draft, logp)
         columns = F.pad(self.columns[: self.iterate.tokens.shape[1]] + 1, (1, 0))
         following = without_ends(logp.index_select(1, columns), ends)
         return verdict, self._continued(step, following, verdict.num_accepted), following

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gen.core.params import Rule, param, part, require
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
-from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.engine.window import AUTO, width_of
 
 if TYPE_CHECKING:
+    from gen.samplers.causal.jacobi import SpeculativeJacobi
     from gen.samplers.verifiers.base import Token
 
 
@@ -115,7 +115,8 @@ class RelaxedAcceptance(DraftsWithModel):
 
     def jacobi(self) -> SpeculativeJacobi:
         """Make the sampler that the drafter jacobi is of."""
-        return SpeculativeJacobi(self.coupling, self.window, self.init, self.draft_model)
+        cls = registry.get("sampler", "speculative_jacobi")
+        return cls(self.coupling, self.window, self.init, self.draft_model)
 
     @property
     def drafted(self) -> bool:

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.errors import GenError
 from gen.core.sampler import Sampler
-from gen.core.sampling_params import has_no_distribution
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import BatchSlots

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.errors import GenError
 from gen.core.params import flag
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
-from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.lattice import GraphOutput, LatticeTarget, Written
 from gen.samplers.engine.failed import first_failed, refuse_failed

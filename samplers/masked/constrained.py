@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.errors import GenError
-from gen.core.sampling_params import has_no_distribution
 from gen.samplers.engine.failed import refuse_failed
 from gen.samplers.masked.step import MaskedStep, ranked
 

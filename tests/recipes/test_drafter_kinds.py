@@ -24,7 +24,6 @@ from gen.models.adapters.draft_models import (
 )
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.trained_drafters import unfiltered
 from gen.pipeline.pipeline import load
 from gen.recipes.drafters.base import DepthOptions
 from gen.recipes.drafters.data import Batch, Teacher
@@ -290,5 +289,5 @@ def test_unknown_options_are_refused():
         LoraDropKind(teacher(), DropOptions(cycle=0))
     with pytest.raises(GenError, match="expected rank and penalty of at least 0"):
         RouterKind(teacher(), RouterOptions(penalty=-1.0))
-    assert unfiltered(target(4, 3).sampling).top_k == 0
+    assert target(4, 3).sampling.unfiltered().top_k == 0
     assert DepthOptions().depth == 4 and len(NET.model.layers) == 2

@@ -20,8 +20,6 @@ from gen.models.draft_heads.layer_maps import Corrections, Repairs, Routers, Tra
 from gen.models.draft_heads.longspec import LongSpecShape
 from gen.models.load.networks import config_field
 
-NORM = "model.norm"
-
 # number of a layer and its input [B, L, D] -> logits of its router [B, L], output if closed
 Routing = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
@@ -226,13 +224,6 @@ def maps_of(model: SharedModel, net: Mapping[str, Any]) -> TransferMaps:
     if not 0 < layer < model.num_layers:
         raise bad_value("layer", layer, f"from 1 to {model.num_layers - 1}")
     return TransferMaps(model.config.hidden_size, int(net["depth"]))
-
-
-def drafted_logits(model: SharedModel, states: Tensor) -> Tensor:
-    """Return the logits [..., V] of states behind the last layer."""
-    head = model.output_weight
-    hidden = model.model.get_submodule(NORM)(states.to(head.dtype))
-    return nn.functional.linear(hidden, head)
 
 
 def require_one_width(model: SharedModel, method: str) -> int:

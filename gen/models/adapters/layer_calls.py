@@ -12,6 +12,7 @@ from gen.models.adapters.layer_plans import layers_of
 from gen.models.adapters.protocols import SharedModel
 from gen.models.load.cache_argument import with_cache
 
+NORM = "model.norm"  # of Llama and its relatives
 KeysValues = tuple[Tensor, Tensor]  # [B, G, S, d] each
 
 
@@ -121,3 +122,10 @@ def run_layers(
     for layer in decoder_layers(model)[first:]:
         states = call_layer(layer, states, positions, rotations, mask, cache)
     return states
+
+
+def drafted_logits(model: SharedModel, states: Tensor) -> Tensor:
+    """Return the logits [..., V] of states behind the last layer."""
+    head = model.output_weight
+    hidden = model.model.get_submodule(NORM)(states.to(head.dtype))
+    return nn.functional.linear(hidden, head)

@@ -17,6 +17,7 @@ from gen.core.errors import GenError
 from gen.core.sampling_params import IN_SPACE, SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.base import ModelAdapter
+from gen.models.adapters.protocols import SharedModel
 from gen.models.load.routed import Router
 from gen.models.targets.identity import facts_of_model
 from gen.models.targets.mixed import Groups, grouped, logprobs_of_groups
@@ -489,6 +490,17 @@ class Target:
         """Recorded forward passes of the model (``gen.models.adapters.captured``); None where it
         has none."""
         return self.model.captured if isinstance(self.model, ModelAdapter) else None
+
+    def language_model(self, method: str) -> SharedModel:
+        """Return the model, for a drafter that reads its layers, embeddings and head; ``method`` is
+        its name, for messages. Raises ``GenError``: the model has none."""
+        if not isinstance(self.model, SharedModel):
+            raise GenError(
+                f"the drafter {method} needs the layers and the head of a network, and"
+                f" {type(self.model).__name__} has none; expected a causal language model of"
+                " transformers"
+            )
+        return self.model
 
     def token_table(self, path: str) -> TokenTable:
         """Read statistics of the model's tokens; errors are those of ``read_table``."""

@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.registry import register
 from gen.models.load.locate import locate, readable
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ def read_table(file: Path, model: str) -> ContextTable:
     return ContextTable(tokens, grid, size, offsets)
 
 
+@register("drafting", "context_table")
 def table_of(target: CausalTarget, table: str | None) -> ContextTable:
     """Find the table of a target's model.
 

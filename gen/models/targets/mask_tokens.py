@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gen.core.errors import GenError
 from gen.models.load.networks import config_field
-from gen.models.targets.trained_drafters import language_model
 
 if TYPE_CHECKING:
     from gen.models.targets.causal import CausalTarget
@@ -66,7 +65,7 @@ def mask_token(target: CausalTarget, drafter: str, weights: str | None = None) -
             f"sampler.drafter_weights is {weights!r}, and the drafter {drafter} is the target"
             " itself; expected None"
         )
-    config = language_model(target, drafter).config
+    config = target.language_model(drafter).config
     mask = config_field(config, "mask_token_id")
     if mask is not None:
         mask = int(mask) if 0 <= mask < config.vocab_size else None

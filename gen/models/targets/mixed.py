@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gen.core.sampling_params import SamplingParams, wide_dtype
+from gen.core.distributions import wide_dtype
+from gen.core.sampling_params import SamplingParams
 
 Groups = list[tuple[SamplingParams, list[int]]]  # sampling parameters, and rows that have them
 

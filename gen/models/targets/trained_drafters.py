@@ -6,7 +6,8 @@ the sampling parameters of the distribution that it was trained for and the argu
 network, and ``model.safetensors``. A drafter of other weights or another distribution would draft
 badly without a word, so that it is refused. ``gen.recipes.drafters`` writes such folders.
 
-Targets of models that draft with the target's own network are made here as well.
+``trained_networks`` makes the networks. The target of a model that drafts with some of the
+target's own layers is made here as well.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
-from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.protocols import LayeredModel, SharedModel
+from gen.core.registry import register
+from gen.models.adapters.protocols import LayeredModel
 from gen.models.draft_heads import DRAFTER
 from gen.models.load.locate import readable, zoo
 from gen.models.targets.identity import DrafterFacts, require_trained_for
@@ -137,28 +138,9 @@ def embedded() -> list[str]:
     return sorted(drafters) or ["none that is embedded"]
 
 
-def language_model(target: CausalTarget, method: str) -> SharedModel:
-    """Return the model of a target.
-
-    Args:
-        target: the model with its items.
-        method: name of the drafter, for messages.
-
-    Raises:
-        GenError: it has no layers, embeddings and head that a drafter could share.
-    """
-    if not isinstance(target.model, SharedModel):
-        raise GenError(
-            f"the drafter {method} needs the layers and the head of a network, and"
-            f" {type(target.model).__name__} has none; expected a causal language model of"
-            " transformers"
-        )
-    return target.model
-
-
 def projection(target: CausalTarget, method: str) -> Tensor:
     """Return the weights [V, D] by which the target makes logits of its last hidden states."""
-    return language_model(target, method).output_weight[: target.legal.shape[-1]]
+    return target.language_model(method).output_weight[: target.legal.shape[-1]]
 
 
 def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
@@ -187,14 +169,7 @@ def checked_load(net: Net, weights: dict[str, Tensor], kind: str) -> Net:
     return net.eval()
 
 
-def unfiltered(sampling: SamplingParams) -> SamplingParams:
-    """Return the temperature of sampling parameters without guidance and filters.
-
-    A drafter that is trained on the final distribution has learned those.
-    """
-    return SamplingParams(temperature=sampling.temperature)
-
-
+@register("drafting", "layers")
 def layered_target(
     target: CausalTarget, method: str, plan: Callable[[int], Sequence[int]]
 ) -> CausalTarget:
@@ -215,30 +190,3 @@ def layered_target(
             f" {type(model).__name__} has none; expected a causal language model of transformers"
         )
     return target.with_model(model.with_layers(plan(model.num_layers)))
-
-
-def altered_target(
-    folder: str | None,
-    kind: str,
-    target: CausalTarget,
-    make: Callable[[SharedModel, Mapping[str, Any]], nn.Module],
-    alter: Callable[[SharedModel, Any, Mapping[str, Any]], SharedModel],
-) -> CausalTarget:
-    """Return the target of the model that drafts, with the temperature of the target alone.
-
-    Args:
-        folder: folder of the trained network.
-        kind: name of the drafter.
-        target: the model that is drafted for.
-        make: makes the network for a model and the arguments in the folder, without its weights.
-        alter: makes the model that has the network, from the same and the network.
-
-    Raises:
-        GenError: there is no such folder, it is of another drafter, model or distribution, or its
-            network is none of this model.
-    """
-    facts, weights = read_drafter(folder, kind, target)
-    model = language_model(target, kind)
-    network = checked_load(make(model, facts.net), weights, kind)
-    other = target.with_model(alter(model, network, facts.net))
-    return other.with_params(unfiltered(target.sampling))

@@ -11,10 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gen.core.errors import GenError, unknown
+from gen.core.registry import register
 from gen.models.draft_heads.predictors import AcceptanceNet, Action, SelectorNet
 from gen.models.load.locate import read_config, readable, zoo
 from gen.models.targets.causal import CausalTarget
@@ -34,6 +36,7 @@ def head_facts(target: CausalTarget, draft: CausalTarget, layer: str, blocks: in
     return DrafterFacts.of(ACCEPTANCE_HEAD, target, (layer,), net)
 
 
+@register("drafting", "acceptance_head")
 def read_head(folder: str, target: CausalTarget, draft: Any) -> tuple[AcceptanceNet, str]:
     """Read a head of a target and its draft model.
 
@@ -77,6 +80,7 @@ def draft_digest(draft: Any) -> str:
     return target_digest(draft) if isinstance(draft, CausalTarget) else ""
 
 
+@register("drafting", "tree_actions")
 @lru_cache(maxsize=16)
 def actions_of(folder: str) -> tuple[Action, ...]:
     """Read the actions of a selector. Raises ``GenError`` where there is none."""
@@ -85,16 +89,19 @@ def actions_of(folder: str) -> tuple[Action, ...]:
         return tuple((int(n), int(k), int(length)) for n, k, length in facts.net["actions"])
 
 
+@register("drafting", "tree_selector")
 def read_selector(
-    folder: str, drafter: str, target: CausalTarget, draft: Any
-) -> tuple[SelectorNet, list[float]]:
-    """Read the network of a selector and its rates.
+    folder: str, drafter: str, target: CausalTarget, draft: Any, cost: float
+) -> tuple[SelectorNet, float]:
+    """Read the network of a selector, and the tokens that a round has to commit for the time of a
+    pass of the target.
 
     Args:
         folder: its folder.
         drafter: name of the drafter that it is to choose for.
         target: the model with its sampling parameters.
         draft: target of the draft model; None for a drafter without one.
+        cost: time of a pass of the drafter, in passes of the target.
 
     Raises:
         GenError: there is no such selector, it is of another model, distribution or drafter, or it
@@ -113,7 +120,8 @@ def read_selector(
         net = SelectorNet(len(facts.net["actions"]), int(facts.net["width"]))
         net.load_state_dict({name: x.float() for name, x in weights.items()})
         rates = [float(rate) for rate in facts.net["rates"]]
-    return net.to(target.device).eval().requires_grad_(False), rates
+    rate = float(np.interp(cost, COSTS, rates))
+    return net.to(target.device).eval().requires_grad_(False), rate
 
 
 @dataclass(frozen=True)

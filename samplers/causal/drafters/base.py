@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.lookup import take
 from gen.core.params import param
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
@@ -123,3 +125,18 @@ class DraftSource(RowOwner):
         """Learn from a step: its drafts, None where no row had room for one and nothing was asked;
         the outcome of the target's pass over the last committed token and the drafts; and the
         verdict. What follows an eos token is not committed."""
+
+
+class DepthNodes(DraftSource):
+    """Distributions of all depths at once, which know nothing of the drafts between.
+
+    Attributes:
+        logq: log-probabilities of k depths, [b, k, V].
+    """
+
+    logq: Any
+
+    def extend(self, step, tree, first):
+        depth, deepest = tree.depth[:, first:], self.logq.shape[1]
+        found = take(self.logq, depth.clamp_max(deepest - 1))
+        return torch.where((depth < deepest)[..., None], found, -torch.inf)

@@ -54,43 +54,20 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.lookup import legal_at, take
 from gen.core.method import method
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
-from gen.models.draft_heads.eagle import EagleLayer, EagleShape
 from gen.models.draft_heads.entries import Entries, EntryLayer, attention
-from gen.models.draft_heads.heads import DraftHeads, MedusaHeads, hydra_of
-from gen.models.targets.trained_drafters import (
-    checked_load,
-    language_model,
-    projection,
-    read_drafter,
-    unfiltered,
-)
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState
 
 if TYPE_CHECKING:
     from gen.models.adapters.layer_calls import KeysValues
+    from gen.models.draft_heads.heads import DraftHeads
     from gen.models.targets.base import StepOutput
     from gen.models.targets.causal import CausalTarget
     from gen.samplers.engine.draft import Verdict
     from gen.samplers.engine.step_context import CausalStep
-
-
-class DepthNodes(DraftSource):
-    """Distributions of all depths at once, which know nothing of the drafts between.
-
-    Attributes:
-        logq: log-probabilities of k depths, [b, k, V].
-    """
-
-    logq: Any
-
-    def extend(self, step, tree, first):
-        depth, deepest = tree.depth[:, first:], self.logq.shape[1]
-        found = take(self.logq, depth.clamp_max(deepest - 1))
-        return torch.where((depth < deepest)[..., None], found, -torch.inf)
 
 
 class StateNodes(DraftSource):
@@ -101,9 +78,9 @@ class StateNodes(DraftSource):
     known = RowState(start=False)  # rows that have seen a forward pass, bool [b] on the host
 
     def __init__(self, target: CausalTarget, method: str, sampling: SamplingParams | None = None):
-        self.target, self.model = target, language_model(target, method)
-        self.head = projection(target, method)
-        self.sampling = sampling or unfiltered(target.sampling)
+        self.target, self.model = target, target.language_model(method)
+        self.head = self.model.output_weight[: target.legal.shape[-1]]
+        self.sampling = sampling or target.sampling.unfiltered()
         self.known = np.zeros(target.rows, dtype=bool)
         passes = torch.zeros(target.items, dtype=torch.long, device=target.device)
         self.num_passes: Tensor | None = passes
@@ -411,9 +388,7 @@ class Medusa(HeadNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, "medusa", target)
-        net = MedusaHeads(projection(target, "medusa"), int(facts.net["depth"]))
-        return cls(target, checked_load(net, weights, "medusa"), facts.layers)
+        return cls(target, *registry.get("drafting", "medusa")(target, sampler.drafter_weights))
 
 
 @register("drafter", "hydra")
@@ -425,11 +400,10 @@ class Hydra(HeadNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, "hydra", target)
-        net = checked_load(hydra_of(facts.net, projection(target, "hydra")), weights, "hydra")
+        net, layers = registry.get("drafting", "hydra")(target, sampler.drafter_weights)
         if isinstance(net, EntryLayer):
-            return EntryNodes(target, "hydra", net, facts.layers)
-        return cls(target, net, facts.layers)
+            return EntryNodes(target, "hydra", net, layers)
+        return cls(target, net, layers)
 
 
 @method(
@@ -451,11 +425,9 @@ class Eagle(EntryNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        language_model(target, "eagle")
-        facts, weights = read_drafter(sampler.drafter_weights, "eagle", target)
-        layer = checked_load(EagleLayer(EagleShape(**facts.net)), weights, "eagle")
+        layer, layers = registry.get("drafting", "eagle")(target, sampler.drafter_weights)
         # a single branch makes the drafts: the target's filters without guidance
         s, temperature = target.sampling, sampler.draft_temperature
         temperature = s.temperature if temperature is None else temperature
         sampling = SamplingParams(temperature, s.top_k, s.top_p, s.min_p)
-        return cls(target, "eagle", layer, facts.layers, sampling)
+        return cls(target, "eagle", layer, layers, sampling)

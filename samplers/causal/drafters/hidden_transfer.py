@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gen.core.registry import register
-from gen.models.adapters.draft_models import drafted_logits, maps_of
-from gen.models.adapters.layer_calls import LayerCache, run_layers
+from gen.core.registry import register, registry
+from gen.models.adapters.layer_calls import LayerCache, drafted_logits, run_layers
 from gen.models.adapters.masks import hide
-from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
-from gen.samplers.causal.drafters.heads import DepthNodes, StateNodes, kept_where_waiting
+from gen.samplers.causal.drafters.base import DepthNodes
+from gen.samplers.causal.drafters.heads import StateNodes, kept_where_waiting
 from gen.samplers.engine.rows import RowState
 
 if TYPE_CHECKING:
@@ -94,6 +93,4 @@ class Hidden(DepthNodes, StateNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        maps = checked_load(maps_of(language_model(target, KIND), facts.net), weights, KIND)
-        return cls(target, maps, int(facts.net["layer"]))
+        return cls(target, *registry.get("drafting", KIND)(target, sampler.drafter_weights))

@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.registry import register
-from gen.models.draft_heads.longspec import LongSpecLayer, LongSpecShape
-from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
+from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.heads import StateNodes, with_drafts
 
 if TYPE_CHECKING:
     from gen.models.adapters.layer_calls import KeysValues
+    from gen.models.draft_heads.longspec import LongSpecLayer
     from gen.models.targets.causal import CausalTarget
 
 KIND = "longspec"
@@ -96,7 +95,4 @@ class LongSpec(StateNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        language_model(target, KIND)
-        facts, weights = read_drafter(sampler.drafter_weights, KIND, target)
-        layer = LongSpecLayer(LongSpecShape(**facts.net))
-        return cls(target, checked_load(layer, weights, KIND))
+        return cls(target, registry.get("drafting", KIND)(target, sampler.drafter_weights))

@@ -47,12 +47,9 @@ from torch import Tensor
 
 from gen.core.lookup import take
 from gen.core.method import method
-from gen.core.registry import register
-from gen.models.adapters.mask_attention import MaskAttention, with_masks
+from gen.core.registry import register, registry
 from gen.models.targets.mask_tokens import mask_token, require_plain_history
-from gen.models.targets.trained_drafters import checked_load, language_model, read_drafter
-from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.heads import DepthNodes
+from gen.samplers.causal.drafters.base import DepthNodes, DraftSource
 from gen.samplers.causal.shapes.base import NodeDrafter
 from gen.samplers.causal.shapes.static import Chain
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
@@ -180,11 +177,8 @@ class FlexDraft(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        facts, weights = read_drafter(sampler.drafter_weights, FLEXDRAFT, target)
+        model = registry.get("drafting", FLEXDRAFT)(target, sampler.drafter_weights)
         require_plain_history(target, f"the drafter {FLEXDRAFT}")
-        model = language_model(target, FLEXDRAFT)
-        made = MaskAttention(model, int(facts.net["layers"]), int(facts.net["rank"]))
-        network = with_masks(model, checked_load(made, weights, FLEXDRAFT))
-        target.run_with(model.with_network(network))
+        target.run_with(model)
         depth = int(sampler.num_speculative_tokens)
         return OnePassDrafter(model.config.vocab_size, depth, verifier)

@@ -47,26 +47,13 @@ trains them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from gen.core.errors import bad_value
 from gen.core.method import method
 from gen.core.params import Params, integer, text
-from gen.core.registry import register
-from gen.models.adapters.draft_models import (
-    corrections_of,
-    dropping_model,
-    exit_layer,
-    exit_model,
-    repaired_model,
-    repairs_of,
-    routed_model,
-    routers_of,
-)
+from gen.core.registry import register, registry
 from gen.models.adapters.layer_plans import KEPT_LAYERS, kept_layers
-from gen.models.targets.trained_drafters import altered_target, layered_target
 from gen.samplers.causal.drafters.model import ModelDrafts
 
 
@@ -114,7 +101,8 @@ class _SomeLayers(ModelDrafts):
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        return layered_target(target, sampler.drafter, sampler.params_of("drafter").plan)
+        plan = sampler.params_of("drafter").plan
+        return registry.get("drafting", "layers")(target, sampler.drafter, plan)
 
 
 @method(
@@ -139,32 +127,19 @@ class EarlyExit(_SomeLayers):
 
 class _Altered(ModelDrafts):
     """Drafts with the target's network and a trained one in it. Parameters: ``drafter_weights``,
-    and those of the drafter model without ``draft_model``.
-
-    Attributes:
-        kind: name of the drafter.
-        make_network, alter: make the trained network, and the model with it (``altered_target``).
-    """
+    and those of the drafter model without ``draft_model``."""
 
     needs_draft_model = False
     needs_weights = True
-    kind: ClassVar[str]
-    make_network: ClassVar[Callable[..., Any]]
-    alter: ClassVar[Callable[..., Any]]
 
     @classmethod
     def draft_of(cls, sampler, target, draft):
-        folder = sampler.drafter_weights
-        return altered_target(folder, cls.kind, target, cls.make_network, cls.alter)
+        return registry.get("drafting", sampler.drafter)(target, sampler.drafter_weights)
 
 
 @register("drafter", "exit")
 class Exit(_Altered):
     """Drafts with the target's first layers and a trained layer behind them."""
-
-    kind = "exit"
-    make_network = staticmethod(lambda model, net: exit_layer(model, int(net["exit_layer"])))
-    alter = staticmethod(lambda model, own, net: exit_model(model, int(net["exit_layer"]), own))
 
 
 @register("drafter", "skip")
@@ -172,22 +147,13 @@ class Skip(_Altered):
     """Drafts with some of the target's own layers, and trained low-rank maps in the place of the
     others."""
 
-    kind, make_network = "skip", staticmethod(repairs_of)
-    alter = staticmethod(lambda model, net, _: repaired_model(model, net))
-
 
 @register("drafter", "lora_drop")
 class LoraDrop(_Altered):
     """Drafts with the target, some of whose layers run at every n-th token alone and are corrected
     in between."""
 
-    kind, make_network = "lora_drop", staticmethod(corrections_of)
-    alter = staticmethod(dropping_model)
-
 
 @register("drafter", "router")
 class Router(_Altered):
     """Drafts with those of the target's own layers that trained routers choose for the prompt."""
-
-    kind, make_network = "router", staticmethod(routers_of)
-    alter = staticmethod(lambda model, net, _: routed_model(model, net))

@@ -31,16 +31,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gen.core.registry import register
-from gen.models.adapters.draft_models import PromptTokens, masked_network, prompt_model
+from gen.core.registry import register, registry
 from gen.models.targets.mask_tokens import mask_token
-from gen.models.targets.trained_drafters import (
-    checked_load,
-    language_model,
-    read_drafter,
-    unfiltered,
-)
-from gen.samplers.causal.drafters.heads import DepthNodes
+from gen.samplers.causal.drafters.base import DepthNodes
 from gen.samplers.causal.drafters.model import DraftModel
 
 if TYPE_CHECKING:
@@ -85,7 +78,7 @@ def draft_target(target: CausalTarget, model: SharedModel) -> CausalTarget:
     the constraint forbids.
     """
     free = target.with_space(replace(target.space, constraint=None))
-    return free.with_model(model).with_params(unfiltered(target.sampling))
+    return free.with_model(model).with_params(target.sampling.unfiltered())
 
 
 @register("drafter", MASKED)
@@ -97,11 +90,8 @@ class Masked(ParallelNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, MASKED, target)
-        model = language_model(target, MASKED)
-        net = model.with_network(checked_load(masked_network(model, facts.net), weights, MASKED))
-        masks = torch.full((int(facts.net["depth"]) - 1,), model.config.vocab_size)
-        return cls(draft_target(target, net), masks.to(target.device))
+        model, masks = registry.get("drafting", MASKED)(target, sampler.drafter_weights)
+        return cls(draft_target(target, model), masks)
 
 
 @register("drafter", PROMPT)
@@ -113,12 +103,8 @@ class Prompt(ParallelNodes):
 
     @classmethod
     def of(cls, sampler, target, draft):
-        facts, weights = read_drafter(sampler.drafter_weights, PROMPT, target)
-        model, depth = language_model(target, PROMPT), int(facts.net["depth"])
-        table = model.input_embeddings.weight
-        tokens = checked_load(PromptTokens(depth, table), weights, PROMPT)
-        masks = torch.arange(depth - 1, device=target.device) + len(table)
-        return cls(draft_target(target, prompt_model(model, tokens)), masks)
+        model, masks = registry.get("drafting", PROMPT)(target, sampler.drafter_weights)
+        return cls(draft_target(target, model), masks)
 
 
 @register("drafter", "dual_stream")
@@ -138,4 +124,4 @@ class DualStream(ParallelNodes):
     def of(cls, sampler, target, draft):
         mask = mask_token(target, "dual_stream", sampler.drafter_weights)
         masks = torch.full((min(MOST, max(1, target.length - 1)),), mask, device=target.device)
-        return cls(draft_target(target, language_model(target, "dual_stream")), masks)
+        return cls(draft_target(target, target.language_model("dual_stream")), masks)

@@ -35,10 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.distributions import wide_dtype
 from gen.core.method import method
 from gen.core.params import Rule
 from gen.core.registry import register
-from gen.core.sampling_params import wide_dtype
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftModel
 from gen.samplers.engine.causal_loop import Drafter

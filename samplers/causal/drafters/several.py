@@ -27,13 +27,13 @@ from gen.core.errors import bad_value
 from gen.core.method import Limit, method
 from gen.core.params import Rule
 from gen.core.registry import register
-from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelNodes
 from gen.samplers.engine.draft import RANKS, WITH_REPLACEMENT
 from gen.samplers.engine.host import to_device
 
 if TYPE_CHECKING:
+    from gen.models.targets.causal import CausalTarget
     from gen.samplers.engine.rows import RowStore
 
 REASON = "because sampler.drafter several has siblings of different models"
@@ -120,7 +120,7 @@ class Several(DraftSource):
 
     @classmethod
     def of(cls, sampler: Any, target: CausalTarget, draft: Any) -> Several:
-        drafts = [draft] if draft is None or isinstance(draft, CausalTarget) else list(draft)
+        drafts = list(draft) if isinstance(draft, Sequence) else [draft]
         if sampler.paths < len(drafts):
             raise bad_value("sampler.paths", sampler.paths, _expected_paths(len(drafts)))
         models = [sampler.draft_target(target, one) for one in drafts]

@@ -42,10 +42,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.lookup import legal_at
 from gen.core.registry import register, registry
-from gen.core.sampling_params import SamplingParams, has_no_distribution
-from gen.models.targets.context_table import ContextTable, table_of
+from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens
 from gen.samplers.causal.initialisers.base import Entering, Initialiser, Uniform
@@ -57,6 +57,7 @@ from gen.samplers.engine.rows import RowState, RowStore
 
 if TYPE_CHECKING:
     from gen.models.targets.causal import CausalTarget
+    from gen.models.targets.context_table import ContextTable
     from gen.samplers.engine.step_context import CausalStep
 
 # log-probability that a token has at least when distributions are compared
@@ -181,7 +182,7 @@ class TableInitialiser(IteratedInitialiser):
 
     @classmethod
     def make(cls, sampler, target, draft):
-        table = table_of(target, sampler.table)
+        table = registry.get("drafting", "context_table")(target, sampler.table)
         return cls(table, target, sampler.redrafts, sampler.corrects, sampler.scope)
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:

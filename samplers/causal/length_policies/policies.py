@@ -47,7 +47,6 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -59,9 +58,6 @@ from gen.core.params import Params, choice, integer, number, text
 from gen.core.registry import register
 from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.rows import RowState
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = (
     "ranges of rows that follow each other from 1 on, the last one open, with their drafts, such"

@@ -27,9 +27,8 @@ import torch.nn.functional as F
 
 from gen.core.errors import bad_value
 from gen.core.params import Params, integer, number, text
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.models.draft_heads.predictors import acceptance_inputs
-from gen.models.targets.trained_predictors import read_head
 from gen.samplers.causal.length_policies.policies import JointConfidence
 
 RECIPE = "python -m gen.recipes.acceptance_head MODALITY --out FOLDER"
@@ -61,7 +60,7 @@ class AcceptanceHead(JointConfidence):
         if not folder:
             expected = f"a folder that `{RECIPE}` writes"
             raise bad_value("sampler.acceptance_head", folder, expected)
-        self.net, self.layer = read_head(folder, target, draft)
+        self.net, self.layer = registry.get("drafting", "acceptance_head")(folder, target, draft)
         draft.require_hidden_states((self.layer,), "sampler.policy acceptance_head")
 
     def read(self, states):

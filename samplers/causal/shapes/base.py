@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.lookup import take
 from gen.core.params import Params, integer, param
-from gen.core.sampling_params import has_no_distribution
 from gen.samplers.engine.causal_loop import Drafter
 from gen.samplers.engine.draft import (
     NOTHING_DRAWN,

@@ -26,15 +26,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.core.params import Params, number, text
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.models.draft_heads import predictors
-from gen.models.targets import trained_predictors as trained
 from gen.samplers.causal.shapes.base import Shape, TreeBuilder
 from gen.samplers.engine.draft import WITH_REPLACEMENT
 from gen.samplers.engine.rows import RowState
@@ -74,17 +72,16 @@ class Selected(Shape):
         folder = self.params.tree_selector
         if not folder:
             expected = f"a folder that `{RECIPE}` writes"
-            raise bad_value(trained.SELECTOR_WHERE, folder, expected)
-        return trained.actions_of(folder)
+            raise bad_value("sampler.tree_selector", folder, expected)
+        return registry.get("drafting", "tree_actions")(folder)
 
     @property
     def nodes(self) -> int:
         return max(n + k * length for n, k, length in self.actions)
 
     def attach(self, sampler: Any, target: CausalTarget, draft: Any) -> None:
-        folder = self.params.tree_selector
-        net, rates = trained.read_selector(folder, sampler.drafter, target, draft)
-        rate = float(np.interp(self.params.draft_cost, trained.COSTS, rates))
+        folder, cost, read = self.params.tree_selector, self.params.draft_cost, registry.get
+        net, rate = read("drafting", "tree_selector")(folder, sampler.drafter, target, draft, cost)
         self.use(net, self.actions, rate)
 
     def use(self, net: SelectorNet, actions: tuple[Action, ...], rate: float = 0.0) -> None:

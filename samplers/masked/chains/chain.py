@@ -38,12 +38,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.params import choice, integer
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler, require_constraint_kept
-from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
 from gen.samplers.engine.draft import Draft

@@ -31,11 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.core.distributions import has_no_distribution
 from gen.core.errors import GenError
 from gen.core.params import choice, flag, integer, number, param
 from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
-from gen.core.sampling_params import SamplingParams, has_no_distribution
+from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.failed import first_failed, refuse_failed
 from gen.samplers.masked.iterative import MaskedIterative

@@ -22,7 +22,6 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.targets import context_table as tables
 from gen.models.targets.context_table import ContextTable
 from gen.recipes.tables import choose_offsets, log_likelihood
-from gen.samplers.causal.initialisers import iterated
 from gen.samplers.causal.initialisers.iterated import IteratedInitialiser
 
 EXACT, WRONG = 1e-12, 1e-3
@@ -40,7 +39,9 @@ SOME_TABLE = ContextTable(
 @pytest.fixture
 def with_table(monkeypatch):
     """Every model has the same table."""
-    monkeypatch.setattr(iterated, "table_of", lambda target, table: SOME_TABLE)
+    registry.discover("drafting")
+    drafting = registry._kinds["drafting"]
+    monkeypatch.setitem(drafting, "context_table", lambda target, table: SOME_TABLE)
 
 
 def distribution_error(sampler, sampling=COMBINED, length: int = 3, ids: int = 3) -> float:

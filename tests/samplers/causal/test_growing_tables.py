@@ -19,7 +19,6 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.context_table import ContextTable, gather, neighbours
-from gen.samplers.causal.initialisers import iterated
 
 IDS, GRID, ITEMS = 8, (4, 6), 24
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -139,7 +138,8 @@ def test_counts_of_two_parts_are_those_of_the_whole():
 def test_the_table_of_the_file_stays_as_it_is(monkeypatch):
     table = ContextTable(torch.zeros(1, 24, dtype=torch.long), GRID, IDS, [(0, -1), (-1, 0)])
     before = [level.counts.clone() for level in table.levels]
-    monkeypatch.setattr(iterated, "table_of", lambda target, name: table)
+    registry.discover("drafting")
+    monkeypatch.setitem(registry._kinds["drafting"], "context_table", lambda target, name: table)
     one, other = run(growing(table=None)), run(growing(table=None))
     assert [s.nfe for s in one.stats] == [s.nfe for s in other.stats]
     assert all(torch.equal(a, level.counts) for a, level in zip(before, table.levels, strict=True))
