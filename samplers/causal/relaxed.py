@@ -19,7 +19,7 @@ from gen.core.registry import register
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
 from gen.samplers.causal.jacobi import SpeculativeJacobi
-from gen.samplers.engine.window import AUTO, width_of
+from gen.samplers.engine.window import AUTO
 from gen.samplers.verifiers.base import Token
 
 
@@ -37,8 +37,7 @@ class JacobiDrafts(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        window = width_of(sampler.window, sampler, target)
-        return sampler.jacobi().window_drafter(target, draft, verifier, window)
+        return sampler.jacobi().make_drafter(target, draft, verifier, owner=sampler)
 
 
 @register("sampler", "relaxed_acceptance")
@@ -112,7 +111,8 @@ class RelaxedAcceptance(DraftsWithModel):
 
     def jacobi(self) -> SpeculativeJacobi:
         """Make the sampler that the drafter jacobi is of."""
-        return SpeculativeJacobi(self.coupling, self.window, self.init, self.draft_model)
+        shared = ("coupling", "window", "init", "draft_model")
+        return SpeculativeJacobi(**{name: vars(self)[name] for name in shared})
 
     @property
     def drafted(self) -> bool:
