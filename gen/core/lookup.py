@@ -16,6 +16,8 @@ def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
+    if len(x) == 1:  # a copy of whole blocks
+        return x.index_select(1, index[0])
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 

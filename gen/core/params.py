@@ -159,6 +159,20 @@ def part(default: str | None, kind: str, of: str = "") -> Any:
     return param(default, part=kind, of=of)
 
 
+def listed(names: str) -> type[object]:
+    """Makes a base class that states the order of a sampler's parameters, where its other bases
+    declare some of them: a dataclass lists its fields by the first of its bases that has each."""
+    return dataclasses.make_dataclass(
+        "Listed", [(n, Any, None) for n in names.split()], frozen=True
+    )
+
+
+def draft_model(of: str = "") -> Any:
+    """Declares the name of a draft model; ``of`` as of ``param``."""
+    expected = "the name of a model, or None for the modality's own"
+    return param(None, str, also=(None,), of=of, expected=expected)
+
+
 # --- what must hold between parameters
 
 

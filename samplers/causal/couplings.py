@@ -37,7 +37,7 @@ from torch import Tensor
 
 from gen.core.distributions import LOGITS_CHUNK
 from gen.core.registry import register
-from gen.samplers.engine.draft import Draft, Verdict
+from gen.samplers.engine.draft import Draft, Verdict, resized
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.verifiers.base import TOKEN, Token, num_accepted, recovered
 
@@ -58,6 +58,9 @@ class Coupling:
     compares = True
     keeps_noise = False
 
+    def __init__(self, verifier: Token = TOKEN, keep_threshold: float = 1.0):
+        self.verifier, self.keep_threshold = verifier, keep_threshold
+
     def step(self, step: CausalStep, draft: Draft, logp: Tensor, following: Tensor) -> Verdict:
         """Verify drafts and draw the next iterate.
 
@@ -76,9 +79,6 @@ class Coupling:
 
 class _Verified(Coupling):
     """Coupling with a verifier up to the first rejection, and ``redraft`` after it."""
-
-    def __init__(self, verifier: Token = TOKEN):
-        self.verifier = verifier
 
     def step(self, step, draft, logp, following):
         exists, length = draft.exists, draft.tokens.shape[1]
@@ -113,9 +113,7 @@ class _Verified(Coupling):
 @register("coupling", "fresh")
 class Fresh(_Verified):
     """Coupling that draws everything past the first rejection anew; but for confident drafts, where
-    the sampler has a ``keep_threshold`` below 1."""
-
-    keep_threshold = 1.0
+    the ``keep_threshold`` is below 1."""
 
     def redraft(self, step, draft, past, kept, chance, following):
         if self.keep_threshold >= 1:
@@ -196,3 +194,13 @@ def without_ends(logprobs: Tensor, ends: Sequence[int]) -> Tensor:
         return torch.where(rest.any(-1, keepdim=True), rest, logprobs)
     total = rest.logsumexp(-1, keepdim=True)
     return torch.where(total.isneginf(), logprobs, rest - total)
+
+
+def risen(logp: Tensor, before: Tensor, is_known: Tensor, trend: float) -> Tensor:
+    """Raise what rose since the target was last asked: log norm(p (p / before) ** trend) [b, W, V];
+    p where it is not known what it said ``before`` [b, n, V]. Tokens without mass before or now
+    keep what they have."""
+    before, is_known = (resized(x, logp.shape[1]) for x in (before, is_known))
+    rise = torch.where(logp.isfinite() & before.isfinite(), logp - before, 0.0)
+    moved = (logp + trend * rise).log_softmax(-1)
+    return torch.where(is_known[..., None], moved, logp)

@@ -21,6 +21,7 @@ draft there is distributed as its q, given everything at lower positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,10 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.core.params import Rule, param
 from gen.core.registry import registry
 from gen.samplers.causal.couplings import without_ends
+from gen.samplers.engine.causal_loop import CausalSampler
 from gen.samplers.engine.draft import Draft, Verdict, node_positions, without
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.window import AUTO
 from gen.samplers.verifiers.base import TOKEN
 
 if TYPE_CHECKING:
@@ -127,22 +131,22 @@ class Siblings:
 
     def verify(
         self, step: CausalStep, draft: Draft, logp: Tensor, ends: Sequence[int]
-    ) -> tuple[Verdict, Tensor, Tensor]:
+    ) -> tuple[Verdict, Tensor, Tensor, Tensor]:
         """Judge the tree by the distributions [b, W, V] behind root and drafts: the verdict,
-        the next iterate [b, L + 1] past the accepted tokens, and its distributions [b, L + 1, V],
-        without ``ends``."""
+        the next iterate [b, L + 1] past the accepted tokens, where it exists, and its distributions
+        [b, L + 1, V], without ``ends``."""
         verdict = self.verifier.verify(step, draft, logp)
         columns = F.pad(self.columns[: self.iterate.tokens.shape[1]] + 1, (1, 0))
         following = without_ends(logp.index_select(1, columns), ends)
-        return verdict, self._continued(step, following, verdict.num_accepted), following
+        column = torch.arange(len(columns), device=logp.device)
+        exists, past = column < step.left[:, None], column > verdict.num_accepted[:, None]
+        ids = self._continued(step, following, step.start[:, None] + column, exists & past)
+        return verdict, ids, exists, following
 
-    def _continued(self, step: CausalStep, logp: Tensor, accepted: Tensor) -> Tensor:
-        """Draw the next iterate past the accepted tokens; before, it is anything."""
+    def _continued(self, step: CausalStep, logp: Tensor, at: Tensor, past: Tensor) -> Tensor:
+        """Draw the next iterate ``past`` the accepted tokens; before, it is anything."""
         chain, rows = self.iterate, step.rows
         length = chain.tokens.shape[1]
-        column = torch.arange(length + 1, device=logp.device)
-        at = step.start[:, None] + column
-        past = (column < step.left[:, None]) & (column > accepted[:, None])
         drafted, of_drafts = chain.exists & past[:, :length], logp[:, :length]
         chance = TOKEN.chance(chain, of_drafts)
         kept = step.rng.flip(chance, rows, at[:, :length], "keep", step.round, drafted) & drafted
@@ -151,3 +155,35 @@ class Siblings:
         moved = past & ~F.pad(kept, (0, 1))
         new = step.rng.categorical(rest, rows, at, "redraft", step.round, moved)
         return torch.where(moved, new, F.pad(chain.tokens, (0, 1)))
+
+
+@dataclass(frozen=True)
+class Proactive(CausalSampler):
+    """Base of samplers whose ``window`` may begin with a tree.
+
+    Attributes:
+        tree_width: of the coupling maximal: candidates at every node of the first levels of a
+            window, which counts them; 1 is a chain.
+        tree_levels: levels of nodes with so many candidates.
+    """
+
+    tree_width: int = param(1, int, 1, each="column")
+    tree_levels: int = param(2, int, 1)
+
+    rules = (
+        Rule(
+            "tree_width",
+            lambda s: s.tree_width == 1 or s.coupling == "maximal",
+            "1 with the coupling {coupling}, or the coupling {coupling?}",
+        ),
+        Rule(
+            "window",
+            lambda s: s.tree_width == 1 or (s.window != AUTO and s.window >= s.least_window),
+            lambda s: f"a number of at least {s.least_window}, which the tree and its chain take",
+        ),
+    )
+
+    @property
+    def least_window(self) -> int:
+        """Least window with a tree at its beginning."""
+        return 2 + self.tree_levels + num_siblings(self.tree_width, self.tree_levels)

@@ -19,7 +19,7 @@ from gen.core.params import Rule, param, part, require
 from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DRAFTS_DECIDE, DraftsWithModel
-from gen.samplers.engine.window import AUTO, width_of
+from gen.samplers.engine.window import AUTO
 
 if TYPE_CHECKING:
     from gen.samplers.causal.jacobi import SpeculativeJacobi
@@ -40,8 +40,7 @@ class JacobiDrafts(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        window = width_of(sampler.window, sampler, target)
-        return sampler.jacobi().window_drafter(target, draft, verifier, window)
+        return sampler.jacobi().make_drafter(target, draft, verifier, owner=sampler)
 
 
 @register("sampler", "relaxed_acceptance")
@@ -115,8 +114,9 @@ class RelaxedAcceptance(DraftsWithModel):
 
     def jacobi(self) -> SpeculativeJacobi:
         """Make the sampler that the drafter jacobi is of."""
+        shared = ("coupling", "window", "init", "draft_model")
         cls = registry.get("sampler", "speculative_jacobi")
-        return cls(self.coupling, self.window, self.init, self.draft_model)
+        return cls(**{name: vars(self)[name] for name in shared})
 
     @property
     def drafted(self) -> bool:

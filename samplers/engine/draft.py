@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.samplers.engine.host import may_be_any
@@ -203,6 +204,13 @@ def columns_of(x: Tensor, columns: slice | Tensor) -> Tensor:
     if columns.is_cpu and columns.numel() == 1:
         return x.narrow(1, int(columns), 1)
     return x[torch.arange(len(columns), device=columns.device), columns][:, None]
+
+
+def resized(x: Tensor, length: int) -> Tensor:
+    """Cut x [b, n, ...], or pad a copy with zeros, to [b, length, ...]."""
+    if x.shape[1] >= length:
+        return x[:, :length]
+    return F.pad(x, (0, 0) * (x.ndim - 2) + (0, length - x.shape[1]))
 
 
 def point(like: Tensor, ids: Tensor) -> Tensor:

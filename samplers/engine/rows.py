@@ -112,7 +112,12 @@ class RowOwner:
 
     Declare such state as a class attribute, ``name = RowState(start)``. The decoding loop
     attaches ``stores`` to its ``BatchSlots``, and the state follows the rows.
+
+    Attributes:
+        made_of: objects that it is made of, whose state follows the rows as well.
     """
+
+    made_of: tuple[RowOwner, ...] = ()
 
     @cached_property
     def store(self) -> RowStore:
@@ -121,8 +126,8 @@ class RowOwner:
 
     @property
     def stores(self) -> tuple[RowStore, ...]:
-        """State of this object and of the parts that it is made of."""
-        return (self.store,)
+        """State of this object and of those that it is made of."""
+        return (self.store, *(store for owner in self.made_of for store in owner.stores))
 
 
 class RowState:

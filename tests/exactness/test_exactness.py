@@ -242,7 +242,7 @@ class LockStep(speculative_jacobi.JacobiDrafter):
         accepted, ids = verdict.num_accepted, verdict.tokens
         self.tokens, self.logq = ids[:, 1:], logp[:, 1:].clone()
         self.guessed = torch.zeros_like(self.tokens, dtype=torch.bool)
-        self.carried = (step.valid.sum(1) - 1).clamp_min(0)
+        self.num_carried = (step.valid.sum(1) - 1).clamp_min(0)
         if self.stale:
             again = torch.arange(1, length) < accepted[:, None]
             self.logq[:, : length - 1][again] = old.logq[:, 1:][again]

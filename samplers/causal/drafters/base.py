@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.lookup import take
-from gen.core.params import param
 from gen.samplers.engine.draft import DRAWS, Draft, Verdict
 from gen.samplers.engine.rows import RowOwner
 
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
     from gen.samplers.engine.causal_loop import Drafter
     from gen.samplers.engine.step_context import CausalStep
     from gen.samplers.verifiers.base import Verifier
-
-
-def draft_model(of: str = "") -> Any:
-    """Declare the name of a draft model; ``of``: the parts that read it (``param``)."""
-    expected = "the name of a model, or None for the modality's own"
-    return param(None, str, also=(None,), of=of, expected=expected)
 
 
 class DraftSource(RowOwner):

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.lookup import take
-from gen.core.params import Rule, param, part
+from gen.core.params import Rule, draft_model, param, part
 from gen.core.registry import register
-from gen.samplers.causal.drafters.base import DraftSource, draft_model
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.length_policies.base import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import CausalSampler, Drafter
 from gen.samplers.engine.draft import Draft, Verdict

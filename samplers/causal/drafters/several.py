@@ -34,7 +34,6 @@ from gen.samplers.engine.host import to_device
 
 if TYPE_CHECKING:
     from gen.models.targets.causal import CausalTarget
-    from gen.samplers.engine.rows import RowStore
 
 REASON = "because sampler.drafter several has siblings of different models"
 
@@ -88,12 +87,8 @@ class Several(DraftSource):
 
     def __init__(self, drafts: Sequence[CausalTarget], paths: int):
         self.models = [ModelNodes(draft) for draft in drafts]
-        self.targets = tuple(drafts)
+        self.targets, self.made_of = tuple(drafts), tuple(self.models)
         self.owners = [path % len(drafts) for path in range(paths)]
-
-    @property
-    def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *(store for model in self.models for store in model.stores))
 
     @property
     def nfe(self) -> list[int]:

@@ -21,11 +21,12 @@ samplers of Jacobi drafts then accept ``init: name``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.lookup import legal_at
@@ -41,32 +42,41 @@ if TYPE_CHECKING:
 
 @dataclass
 class Entering:
-    """Columns of a step that are to be drafted: the last n of the window, of b rows.
+    """Columns of a step that are to be drafted: the last n of the L drafts of b rows.
 
     Attributes:
         step: context of the step.
+        tokens: committed tokens, long [b, T].
+        draft: the L drafts so far, whose distributions are the target's where the initialiser
+            ``corrects``; anything where none is carried on.
+        is_carried: those that are, bool [b, L].
+        compares: whether the distribution of a draft is read.
         first: column of the step that they begin with.
         active: columns that are drafted, bool [b, n].
         enters: those of them that have no draft yet, bool [b, n].
-        compares: whether the distribution of a draft is read.
-        canvas: makes committed tokens and drafts so far, a fresh [b, T + 1] whose last column is
-            for what does not exist.
-        logp: distributions of the target that the drafts that are carried on come from, [b, n, V];
-            None unless the initialiser ``corrects``.
     """
 
     step: CausalStep
+    tokens: Tensor
+    draft: Draft
+    is_carried: Tensor
+    compares: bool
     first: int
     active: Tensor
     enters: Tensor
-    compares: bool
-    canvas: Callable[[], Tensor]
-    logp: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
         """Grid positions of the columns, long [b, n]."""
         return self.step.positions[:, self.first : self.first + self.active.shape[1]]
+
+    def canvas(self) -> Tensor:
+        """Make committed tokens and drafts so far, a fresh [b, T + 1] whose last column is for what
+        does not exist."""
+        tokens, is_known = self.tokens, self.draft.exists & self.is_carried
+        at = self.step.positions[:, : is_known.shape[1]]
+        at = torch.where(is_known, at, tokens.shape[1])
+        return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, self.draft.tokens)
 
 
 class Initialiser(RowOwner):
@@ -81,7 +91,7 @@ class Initialiser(RowOwner):
         nfe: forward passes of the draft model, of every item; None without a draft model.
         redrafts: whether it drafts the positions again that are carried on; all columns are then
             ``active``.
-        corrects: whether it does so from what the target said of them (``Entering.logp``).
+        corrects: whether it does so from what the target said of them.
         legal: tokens that may be drafted, bool [T, V]: the allowed ones without an end.
     """
 
@@ -103,6 +113,46 @@ class Initialiser(RowOwner):
         """Make the initialiser of one call of a sampler. ``draft``: target of the draft model,
         where one is needed."""
         return cls(target)
+
+    def enter(
+        self,
+        step: CausalStep,
+        tokens: Tensor,
+        draft: Draft,
+        is_carried: Tensor,
+        num_carried: np.ndarray,
+        compares: bool,
+    ) -> None:
+        """Write the drafts of the positions that enter the window, and of those that are drafted
+        again. ``num_carried``: drafts that are carried on, int64 [b], as the host counts them;
+        the others as in ``Entering``."""
+        exists, length = draft.exists, draft.tokens.shape[1]
+        if self.targets:
+            draft.failed = torch.zeros_like(exists)
+        # a CPU computes what enters and no more; elsewhere shapes do not depend on it
+        whole = self.redrafts or (self.guesses and not tokens.is_cpu)
+        if not length or not (whole or (num_carried < np.minimum(step.widths, length)).any()):
+            return
+        first = 0 if whole else min(int(num_carried.min()), length)
+        enters = (exists & ~is_carried)[:, first:]
+        active = exists if self.redrafts else enters
+        known = step, tokens, draft, is_carried, compares
+        filled = self.fill(Entering(*known, first, active, enters))
+        ids = draft.tokens[:, first:]
+        draft.tokens[:, first:] = torch.where(active, filled.tokens, ids)
+        if filled.failed is not None:
+            draft.failed = F.pad(filled.failed, (first, 0))
+        if not compares:
+            return
+        assert draft.logq is not None and draft.guessed is not None
+        draft.guessed[:, first:] = torch.where(active, self.guesses, draft.guessed[:, first:])
+        here, logq = active[..., None], draft.logq[:, first:]
+        if filled.logq is not None:
+            torch.where(here, filled.logq.to(logq.dtype), logq, out=logq)
+        else:  # chosen, not drawn
+            ids = filled.tokens[..., None]
+            certain = torch.where(here, 0.0, logq.gather(-1, ids))
+            logq.masked_fill_(here, -torch.inf).scatter_(-1, ids, certain)
 
     def fill(self, entering: Entering) -> Draft:
         """Draft the columns that are active, [b, n]; the others may get anything. Without

@@ -43,21 +43,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.distributions import has_no_distribution
-from gen.core.lookup import legal_at
+from gen.core.lookup import legal_at, take
 from gen.core.registry import register, registry
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.causal.drafters.model import DraftModel, require_same_tokens
 from gen.samplers.causal.initialisers.base import Entering, Initialiser, Uniform
+from gen.samplers.causal.initialisers.params import Initialised
 from gen.samplers.engine.draft import Draft, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.outputs import CALL, ITEM, NONE, Outputs
-from gen.samplers.engine.rows import RowState, RowStore
+from gen.samplers.engine.outputs import CALL, NONE, Outputs
+from gen.samplers.engine.rows import RowState
 
 if TYPE_CHECKING:
     from gen.models.targets.causal import CausalTarget
-    from gen.models.targets.context_table import ContextTable
     from gen.samplers.engine.step_context import CausalStep
 
 # log-probability that a token has at least when distributions are compared
@@ -71,33 +71,22 @@ class IteratedInitialiser(Initialiser):
     Args:
         target: the model with its items.
         guess: initialiser that the iteration begins with.
-        redrafts: whether drafts that are carried on are corrected.
-        corrects: whether they are corrected from what the target said; False drafts them from q.
-        rounds: passes per round of the sampler at most; None for as many as change a draft.
-        filters: filters of the target, which q lacks; None where q has them or there are none.
+        params: parameters, which say whether drafts that are carried on are drafted again.
     """
 
     guesses = False
+    # passes per round of the sampler at most; None for as many as change a draft
+    rounds: int | None = None
+    # filters of the target, which q lacks; None where q has them or there are none
+    filters: SamplingParams | None = None
     # log q of the last pass of the round before [b, n, V], from position ``at`` on
     before = RowState()
     at = RowState(start=0)
 
-    def __init__(
-        self,
-        target: CausalTarget,
-        guess: Initialiser,
-        redrafts: bool,
-        corrects: bool,
-        rounds: int | None = None,
-        filters: SamplingParams | None = None,
-    ):
+    def __init__(self, target: CausalTarget, guess: Initialiser, params: Initialised):
         super().__init__(target)
-        self.guess, self.rounds, self.filters = guess, rounds, filters
-        self.space, self.redrafts, self.corrects = target.space, redrafts, redrafts and corrects
-
-    @property
-    def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *self.guess.stores)
+        self.guess, self.made_of, self.space = guess, (guess,), target.space
+        self.redrafts, self.corrects = params.redrafts, params.corrects
 
     def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
         """Compute log q of the columns, [b, n, V], from committed tokens and drafts, [b, T + 1];
@@ -147,43 +136,36 @@ class IteratedInitialiser(Initialiser):
     def _shift(self, entering: Entering) -> Tensor | None:
         """Compute log p - log q of the round before, [b, n, V]: NaN where a position enters; None
         where nothing is corrected."""
-        logp, before = entering.logp, self.before
+        logp, before = entering.draft.logq, self.before
         if not self.corrects or before is None or logp is None:
             return None
         source = np.arange(logp.shape[1]) + (entering.step.starts - self.at)[:, None]
         beyond = to_device(source >= before.shape[1], before.device)  # had no draft
         source = to_device(np.minimum(source, before.shape[1] - 1), before.device)
-        old = before.gather(1, source[..., None].expand(-1, -1, before.shape[-1]))
+        old = take(before, source)
         without = entering.enters | beyond | has_no_distribution(logp)
         return torch.where(without[..., None], torch.nan, logp.to(old.dtype) - old)
 
 
 @register("initialiser", "table")
 class TableInitialiser(IteratedInitialiser):
-    """Tokens that followed the same neighbours before; they correct the iterate, too. ``table``:
-    counts that it begins with; ``scope``: item, or call to count finished items too."""
+    """Tokens that followed the same neighbours before; they correct the iterate, too."""
 
     has_table = True
 
-    def __init__(
-        self,
-        table: ContextTable,
-        target: CausalTarget,
-        redrafts: bool,
-        corrects: bool,
-        scope: str = ITEM,
-    ):
-        super().__init__(target, Uniform(target), redrafts, corrects)
-        self.allowed, self.counts, self.table = target.legal, table, table.to(target.device)
-        self.outputs = Outputs(target) if scope == CALL else None
+    def __init__(self, target: CausalTarget, params: Initialised):
+        super().__init__(target, Uniform(target), params)
+        self.allowed = target.legal
+        self.counts = registry.get("drafting", "context_table")(target, params.table)
+        self.table = table = self.counts.to(target.device)
+        self.outputs = Outputs(target) if params.scope == CALL else None
         # the target's positions are the last ones of the table's grid
         shift = len(table.where) - target.length
         self.where = (table.where[shift:] - shift).clamp_min(-1).to(target.device)
 
     @classmethod
     def make(cls, sampler, target, draft):
-        table = registry.get("drafting", "context_table")(target, sampler.table)
-        return cls(table, target, sampler.redrafts, sampler.corrects, sampler.scope)
+        return cls(target, sampler)
 
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         super().accept(step, verdict)
@@ -233,13 +215,12 @@ class ModelInitialiser(DraftModel, IteratedInitialiser):
         if sampler.corrects and sampling != unfiltered:
             filters = replace(sampling, temperature=1.0, guidance_scale=1.0)
             sampling = unfiltered
-        rest = sampler.redrafts, sampler.corrects, sampler.draft_rounds, filters
-        return cls(draft.with_params(sampling), cls.first_tokens(sampler, target), *rest)
-
-    @classmethod
-    def first_tokens(cls, sampler, target) -> Initialiser:
-        """Make the initialiser that the iteration begins with."""
-        return Uniform(target)
+        guess: Initialiser = Uniform(target)
+        if cls.has_table:
+            guess = TableInitialiser(target, replace(sampler, redraft=False))
+        made = cls(draft.with_params(sampling), guess, sampler)
+        made.rounds, made.filters = sampler.draft_rounds, filters
+        return made
 
     def predict(self, entering: Entering, canvas: Tensor, is_first: bool) -> Tensor:
         positions = entering.positions
@@ -251,7 +232,7 @@ class ModelInitialiser(DraftModel, IteratedInitialiser):
         q = self.draft.predict(given, at).logprobs
         last = at.shape[1] - 1
         column = (positions - at[:, -1:] + last).clamp(0, last)
-        return q.gather(1, column[..., None].expand(-1, -1, q.shape[-1]))
+        return take(q, column)
 
     def count(self, step: CausalStep, passes: Tensor) -> None:
         self.count_passes(step, passes)
@@ -263,7 +244,3 @@ class ModelTableInitialiser(ModelInitialiser):
     """A draft model continues the iterate and corrects it, from the tokens of a table on."""
 
     has_table = True
-
-    @classmethod
-    def first_tokens(cls, sampler, target) -> Initialiser:
-        return TableInitialiser.make(replace(sampler, redraft=False), target, None)

@@ -36,7 +36,7 @@ from gen.samplers.engine.draft import (
     without,
 )
 from gen.samplers.engine.host import constant, may_be_any
-from gen.samplers.engine.rows import RowOwner, RowStore
+from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.window import AUTO, LADDER, AutoWidth, auto_width
 
 if TYPE_CHECKING:
@@ -345,14 +345,10 @@ class NodeDrafter(Drafter):
         vocab: DraftVocab | None = None,
     ):
         self.nodes, self.shape, self.draws = nodes, shape, draws
-        self.verifier, self.vocab = verifier, vocab
+        self.verifier, self.vocab, self.made_of = verifier, vocab, (nodes, shape)
         self.targets, self.captures = tuple(nodes.targets), nodes.captures and shape.captures
         if nodes.hidden_layers:
             self.needs, self.hidden_layers = frozenset({"hidden_states"}), nodes.hidden_layers
-
-    @property
-    def stores(self) -> tuple[RowStore, ...]:
-        return (self.store, *self.nodes.stores, *self.shape.stores)
 
     @property
     def nfe(self) -> list[int] | None:
