@@ -86,11 +86,8 @@ class LanguageModel(ModelAdapter):
         return [self.model.get_output_embeddings()]
 
     def make_batch_invariant(self, product: Product) -> None:
-        """Fix the order of sums in passes of a network that ``make_invariant`` prepared.
-
-        Args:
-            product: what that returned.
-        """
+        """Fix the order of sums in passes of a network that ``make_invariant`` prepared, which
+        returned the ``product``."""
         self.is_batch_invariant, self.product = True, product
         if self._lean is not None:
             self._lean.product, self._lean.activation = product, OfVectors(F.silu)
