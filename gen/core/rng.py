@@ -23,7 +23,7 @@ _MASK53, _MASK64 = (1 << 53) - 1, (1 << 64) - 1
 KEPT = 1 << 19  # bytes of noise kept per purpose
 BLOCK = 16  # additional positions that noise is made for at a time
 # Numbers made at a time, keyed by "on a CPU".
-PIECE = {True: 1 << 13, False: 1 << 22}
+PIECE = {True: 1 << 15, False: 1 << 22}
 # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
 Bits = np.ndarray | Tensor
 
@@ -46,6 +46,13 @@ class RNG(Protocol):
         active: Tensor,
     ) -> Tensor:
         """Draw tokens long [b, L] from log-probabilities [b, L, V]."""
+        ...
+
+    def noise(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
+    ) -> np.ndarray | None:
+        """Make the noise [b, L, size] that ``categorical`` adds to log-probabilities, of decisions
+        that are drawn one column after the other; None where ``categorical`` makes it itself."""
         ...
 
     def flip(
@@ -167,7 +174,7 @@ class CounterRNG:
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
-                return torch.from_numpy((noise + logp.numpy()).argmax(-1))
+                return drawn_with(noise, logp)
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
         if isinstance(bits, np.ndarray):
             # noise takes most of the time, and reading ``active`` needs no synchronisation here
@@ -179,6 +186,11 @@ class CounterRNG:
         parts = [slice(i, i + many) for i in range(0, len(logp), many)]
         ids = [_drawn(logp[part].reshape(-1, size), bits[part].view(-1)) for part in parts]
         return torch.cat(ids).view(positions.shape)
+
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+        if not positions.is_cpu or positions.numel() * size * 8 > KEPT:
+            return None
+        return _gumbel(self._bits(rows, positions, purpose, round), size)
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
@@ -248,6 +260,9 @@ class OffsetRNG:
 
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return self.rng.uniform(rows, positions + self.first, purpose, round)
+
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+        return self.rng.noise(rows, positions + self.first, purpose, round, size)
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
         return self.rng.normal(rows, positions + self.first, purpose, round, size)
@@ -341,11 +356,19 @@ def _steps(size: int) -> np.ndarray:
 def _gumbel(bits: Bits, size: int) -> Bits:
     """Make Gumbel noise float64 [..., V] from the bits [...] of a decision."""
     u = _units(bits, size)
-    if isinstance(u, Tensor):
-        return u.log_().neg_().log_().neg_()
+    return u.log_().neg_().log_().neg_() if isinstance(u, Tensor) else _doubly_logged(u)
+
+
+def _doubly_logged(u: np.ndarray) -> np.ndarray:
+    """Turn numbers between 0 and 1, which are written over, into Gumbel noise."""
     for _ in range(2):
         np.negative(np.log(u, out=u), out=u)
     return u
+
+
+def drawn_with(noise: np.ndarray, logprobs: Tensor) -> Tensor:
+    """Draw tokens [...] from log-probabilities [..., V] and their noise [..., V]."""
+    return torch.from_numpy((noise + logprobs.numpy()).argmax(-1))
 
 
 def _drawn_where(active: np.ndarray, logprobs: np.ndarray, bits: np.ndarray) -> np.ndarray:
@@ -361,8 +384,22 @@ def _drawn_where(active: np.ndarray, logprobs: np.ndarray, bits: np.ndarray) -> 
     many = max(1, PIECE[True] // max(1, size))
     for first in range(0, len(row), many):
         at = row[first : first + many], column[first : first + many]
-        out[at] = (_gumbel(bits[at], size) + logprobs[at]).argmax(-1)
+        out[at] = _scores(logprobs[at], bits[at]).argmax(-1)
     return out
+
+
+def _scores(logprobs: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Add the noise of decisions, of bits [n], to log-probabilities [n, V]: float64 [n, V]. Where
+    most tokens have no mass, no noise is made of these."""
+    size = logprobs.shape[-1]
+    at = np.flatnonzero(logprobs != -np.inf)
+    if 3 * len(at) > logprobs.size:
+        return _gumbel(bits, size) + logprobs
+    row = at // size
+    noise = _doubly_logged(_unit(_mix_unsigned(bits[row] + _steps(size)[at - row * size])))
+    scores = np.full(logprobs.shape, -np.inf)
+    scores.reshape(-1)[at] = noise + logprobs.reshape(-1)[at]
+    return scores
 
 
 def _drawn(logprobs: Tensor, bits: Tensor) -> Tensor:

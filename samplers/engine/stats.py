@@ -163,4 +163,4 @@ def _column(values: Sequence[Counts], sizes: Sequence[int]) -> np.ndarray:
         return np.repeat(np.array(values, dtype=np.int64), sizes)
     arrays = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in values]
     pairs = zip(arrays, sizes, strict=True)
-    return np.concatenate([np.broadcast_to(x, n) for x, n in pairs]).astype(np.int64)
+    return np.concatenate([x if np.ndim(x) else np.full(n, x) for x, n in pairs]).astype(np.int64)

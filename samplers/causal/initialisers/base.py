@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,6 +118,14 @@ class Initialiser(RowOwner):
 class Uniform(Initialiser):
     """Uniform over the allowed tokens, with the noise of the position."""
 
+    def __init__(self, target: CausalTarget):
+        super().__init__(target)
+        # log q of the allowed tokens of every position, which their number alone decides
+        numbers = self.legal.sum(-1).cpu().numpy()
+        _, first, kinds = np.unique(numbers, return_index=True, return_inverse=True)
+        some, types = self.legal[first], (torch.float32, torch.float64)
+        self.logs = {t: some.to(t).log().log_softmax(-1).amax(-1)[kinds, None] for t in types}
+
     def fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
         return Draft(self._draw(entering, "token"), entering.active, logq)
@@ -129,11 +138,11 @@ class Uniform(Initialiser):
 
     def logq(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute log q at positions [b, n]: [b, n, V], or one [1, 1, V] where they are equal."""
-        legal = legal_at(self.legal, positions)
-        some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
-        # the logarithm of true and false is a float32 by itself, in one kernel
-        logs = some.log() if dtype == torch.float32 else some.to(dtype).log()
-        return logs.log_softmax(-1)
+        legal, logs = legal_at(self.legal, positions), self.logs[dtype]
+        is_uniform = legal.stride()[:2] == (0, 0)
+        some = legal[:1, :1] if is_uniform else legal
+        logs = logs[:1] if is_uniform else logs[positions.clamp_max(len(logs) - 1)]
+        return torch.where(some, logs, logs - torch.inf)
 
 
 @register("initialiser", "random")
