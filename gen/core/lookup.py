@@ -16,4 +16,6 @@ def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
+    if x.ndim == 2 and len(index) == len(x):  # takes less time
+        return x.gather(1, index)
     return x[torch.arange(len(x), device=x.device)[:, None], index]

@@ -50,7 +50,7 @@ class RNG(Protocol):
 
     def noise(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
-    ) -> np.ndarray | None:
+    ) -> Tensor | None:
         """Make the noise [b, L, size] that ``categorical`` adds to log-probabilities, of decisions
         that are drawn one column after the other; None where ``categorical`` makes it itself."""
         ...
@@ -174,7 +174,7 @@ class CounterRNG:
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
-                return drawn_with(noise, logp)
+                return torch.from_numpy((noise + logp.numpy()).argmax(-1))
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
         if isinstance(bits, np.ndarray):
             # noise takes most of the time, and reading ``active`` needs no synchronisation here
@@ -187,10 +187,10 @@ class CounterRNG:
         ids = [_drawn(logp[part].reshape(-1, size), bits[part].view(-1)) for part in parts]
         return torch.cat(ids).view(positions.shape)
 
-    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+    def noise(self, rows, positions, purpose, round, size) -> Tensor | None:
         if not positions.is_cpu or positions.numel() * size * 8 > KEPT:
             return None
-        return _gumbel(self._bits(rows, positions, purpose, round), size)
+        return torch.as_tensor(_gumbel(self._bits(rows, positions, purpose, round), size))
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
@@ -198,7 +198,7 @@ class CounterRNG:
         Noise is made from the lowest position on and for ``BLOCK`` positions more than needed,
         which the next rounds read.
         """
-        if not positions.is_cpu:
+        if not positions.is_cpu or self._rows * (1 + BLOCK) * size * 8 > KEPT:
             return None
         if positions.numel() == 1:
             low, together = int(positions.item()), True
@@ -261,7 +261,7 @@ class OffsetRNG:
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return self.rng.uniform(rows, positions + self.first, purpose, round)
 
-    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+    def noise(self, rows, positions, purpose, round, size) -> Tensor | None:
         return self.rng.noise(rows, positions + self.first, purpose, round, size)
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
@@ -364,11 +364,6 @@ def _doubly_logged(u: np.ndarray) -> np.ndarray:
     for _ in range(2):
         np.negative(np.log(u, out=u), out=u)
     return u
-
-
-def drawn_with(noise: np.ndarray, logprobs: Tensor) -> Tensor:
-    """Draw tokens [...] from log-probabilities [..., V] and their noise [..., V]."""
-    return torch.from_numpy((noise + logprobs.numpy()).argmax(-1))
 
 
 def _drawn_where(active: np.ndarray, logprobs: np.ndarray, bits: np.ndarray) -> np.ndarray:

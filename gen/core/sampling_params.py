@@ -256,7 +256,8 @@ class SamplingParams:
         if 0 < self.top_k < z.shape[-1]:
             # exactly k tokens, whatever the ties
             largest = z.topk(self.top_k, -1, sorted=False)
-            z = torch.full_like(z, float("-inf")).scatter_(-1, largest.indices, largest.values)
+            rest = torch.full_like(z, -torch.inf) if z is logits else z.fill_(-torch.inf)
+            z = rest.scatter_(-1, largest.indices, largest.values)
         if self.top_p < 1:
             ordered, ids = z.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)

@@ -32,7 +32,6 @@ from gen.core.errors import GenError, bad_value
 from gen.core.lookup import take
 from gen.core.params import Rule, param, part
 from gen.core.registry import register
-from gen.core.rng import drawn_with
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.base import StepOutput
 from gen.models.targets.causal import CausalTarget
@@ -152,7 +151,7 @@ class ModelDrafter(DraftModel, Drafter):
             at, size = step.positions[:, :-1], logprobs.shape[-1]
             self._noise = step.rng.noise(step.rows, at, "draft", step.round, size)
         if self._noise is not None:
-            return drawn_with(self._noise[:, column], logprobs)
+            return (self._noise.select(1, column) + logprobs).argmax(-1)
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:
