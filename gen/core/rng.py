@@ -355,12 +355,13 @@ def _steps(size: int) -> np.ndarray:
 
 def _gumbel(bits: Bits, size: int) -> Bits:
     """Make Gumbel noise float64 [..., V] from the bits [...] of a decision."""
-    u = _units(bits, size)
-    return u.log_().neg_().log_().neg_() if isinstance(u, Tensor) else _doubly_logged(u)
+    return _doubly_logged(_units(bits, size))
 
 
-def _doubly_logged(u: np.ndarray) -> np.ndarray:
+def _doubly_logged(u: Any) -> Any:
     """Turn numbers between 0 and 1, which are written over, into Gumbel noise."""
+    if isinstance(u, Tensor):
+        return u.log_().neg_().log_().neg_()
     for _ in range(2):
         np.negative(np.log(u, out=u), out=u)
     return u
