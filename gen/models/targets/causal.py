@@ -263,11 +263,7 @@ class CausalTarget(Target):
         slots = (positions + self._shift.view(self.branches, -1, 1)).view(-1, width)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
-        if (
-            self.lacks_prompts
-            or not grid.is_cpu
-            or np.count_nonzero(grid.numpy()) < grid.numel()  # takes less time than the least
-        ):
+        if self.lacks_prompts or not grid.is_cpu or np.count_nonzero(grid.numpy()) < grid.numel():
             first = self.first
             start = (slots == self._shift).view(*slots.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
