@@ -50,7 +50,7 @@ class RNG(Protocol):
 
     def noise(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
-    ) -> Tensor | None:
+    ) -> np.ndarray | None:
         """Make the noise [b, L, size] that ``categorical`` adds to log-probabilities, of decisions
         that are drawn one column after the other; None where ``categorical`` makes it itself."""
         ...
@@ -187,10 +187,10 @@ class CounterRNG:
         ids = [_drawn(logp[part].reshape(-1, size), bits[part].view(-1)) for part in parts]
         return torch.cat(ids).view(positions.shape)
 
-    def noise(self, rows, positions, purpose, round, size) -> Tensor | None:
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
         if not positions.is_cpu or positions.numel() * size * 8 > KEPT:
             return None
-        return torch.as_tensor(_gumbel(self._bits(rows, positions, purpose, round), size))
+        return np.asarray(_gumbel(self._bits(rows, positions, purpose, round), size))
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
@@ -261,7 +261,7 @@ class OffsetRNG:
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return self.rng.uniform(rows, positions + self.first, purpose, round)
 
-    def noise(self, rows, positions, purpose, round, size) -> Tensor | None:
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
         return self.rng.noise(rows, positions + self.first, purpose, round, size)
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:

@@ -151,7 +151,7 @@ class ModelDrafter(DraftModel, Drafter):
             at, size = step.positions[:, :-1], logprobs.shape[-1]
             self._noise = step.rng.noise(step.rows, at, "draft", step.round, size)
         if self._noise is not None:
-            return (self._noise.select(1, column) + logprobs).argmax(-1)
+            return torch.from_numpy((self._noise[:, column] + logprobs.numpy()).argmax(-1))
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:

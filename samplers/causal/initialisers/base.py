@@ -120,11 +120,15 @@ class Uniform(Initialiser):
 
     def __init__(self, target: CausalTarget):
         super().__init__(target)
-        # log q of the allowed tokens of every position, which their number alone decides
-        numbers = self.legal.sum(-1).cpu().numpy()
-        _, first, kinds = np.unique(numbers, return_index=True, return_inverse=True)
-        some, types = self.legal[first], (torch.float32, torch.float64)
-        self.logs = {t: some.to(t).log().log_softmax(-1).amax(-1)[kinds, None] for t in types}
+        # log q of the allowed tokens of every position, which their number alone decides, and of
+        # the others: [T, 2]
+        _, first, kinds = np.unique(self.legal.cpu().numpy().sum(-1), True, True)
+        some = self.legal[first]
+        self.logs = {}
+        for x in (some.log(), some.double().log()):
+            most = x.log_softmax(-1).cpu().numpy().max(-1)[kinds]
+            both = np.stack([most, most - most.dtype.type(np.inf)], -1)
+            self.logs[x.dtype] = torch.from_numpy(both).to(some.device)
 
     def fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
@@ -142,7 +146,7 @@ class Uniform(Initialiser):
         is_uniform = legal.stride()[:2] == (0, 0)
         some = legal[:1, :1] if is_uniform else legal
         logs = logs[:1] if is_uniform else logs[positions.clamp_max(len(logs) - 1)]
-        return torch.where(some, logs, logs - torch.inf)
+        return torch.where(some, logs[..., :1], logs[..., 1:])
 
 
 @register("initialiser", "random")
