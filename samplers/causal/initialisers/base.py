@@ -33,6 +33,7 @@ from gen.core.lookup import legal_at
 from gen.core.registry import register
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict
+from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner
 
 if TYPE_CHECKING:
@@ -122,13 +123,14 @@ class Uniform(Initialiser):
         super().__init__(target)
         # log q of the allowed tokens of every position, which their number alone decides, and of
         # the others: [T, 2]
-        _, first, kinds = np.unique(self.legal.cpu().numpy().sum(-1), True, True)
-        some = self.legal[first]
-        self.logs = {}
-        for x in (some.log(), some.double().log()):
-            most = x.log_softmax(-1).cpu().numpy().max(-1)[kinds]
+        some, self.logs = self.legal[:1] if self.legal.stride(0) == 0 else self.legal, {}
+        legal = some.cpu().numpy()
+        _, first, kinds = np.unique(legal.sum(-1), True, True)
+        some = torch.from_numpy(legal[first])
+        for x in (some.float(), some.double()):
+            most = x.log_().log_softmax(-1).numpy().max(-1)[kinds]
             both = np.stack([most, most - most.dtype.type(np.inf)], -1)
-            self.logs[x.dtype] = torch.from_numpy(both).to(some.device)
+            self.logs[x.dtype] = to_device(both, self.legal.device)
 
     def fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
