@@ -16,8 +16,10 @@ def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
-    if len(x) == 1:  # a copy of whole blocks
+    if len(x) == len(index) == 1:  # a copy of whole blocks
         return x.index_select(1, index[0])
+    if x.ndim == 2 and len(x) == len(index):  # takes less time
+        return x.gather(1, index)
     return x[torch.arange(len(x), device=x.device)[:, None], index]
 
 

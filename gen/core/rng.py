@@ -23,7 +23,7 @@ _MASK53, _MASK64 = (1 << 53) - 1, (1 << 64) - 1
 KEPT = 1 << 19  # bytes of noise kept per purpose
 BLOCK = 16  # additional positions that noise is made for at a time
 # Numbers made at a time, keyed by "on a CPU".
-PIECE = {True: 1 << 13, False: 1 << 22}
+PIECE = {True: 1 << 15, False: 1 << 22}
 # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
 Bits = np.ndarray | Tensor
 
@@ -46,6 +46,13 @@ class RNG(Protocol):
         active: Tensor,
     ) -> Tensor:
         """Draw tokens long [b, L] from log-probabilities [b, L, V]."""
+        ...
+
+    def noise(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
+    ) -> np.ndarray | None:
+        """Make the noise [b, L, size] that ``categorical`` adds to log-probabilities, of decisions
+        that are drawn one column after the other; None where ``categorical`` makes it itself."""
         ...
 
     def flip(
@@ -180,13 +187,18 @@ class CounterRNG:
         ids = [_drawn(logp[part].reshape(-1, size), bits[part].view(-1)) for part in parts]
         return torch.cat(ids).view(positions.shape)
 
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+        if not positions.is_cpu or positions.numel() * size * 8 > KEPT:
+            return None
+        return np.asarray(_gumbel(self._bits(rows, positions, purpose, round), size))
+
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> np.ndarray | None:
         """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
 
         Noise is made from the lowest position on and for ``BLOCK`` positions more than needed,
         which the next rounds read.
         """
-        if not positions.is_cpu:
+        if not positions.is_cpu or self._rows * (1 + BLOCK) * size * 8 > KEPT:
             return None
         if positions.numel() == 1:
             low, together = int(positions.item()), True
@@ -248,6 +260,9 @@ class OffsetRNG:
 
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return self.rng.uniform(rows, positions + self.first, purpose, round)
+
+    def noise(self, rows, positions, purpose, round, size) -> np.ndarray | None:
+        return self.rng.noise(rows, positions + self.first, purpose, round, size)
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
         return self.rng.normal(rows, positions + self.first, purpose, round, size)
@@ -340,7 +355,11 @@ def _steps(size: int) -> np.ndarray:
 
 def _gumbel(bits: Bits, size: int) -> Bits:
     """Make Gumbel noise float64 [..., V] from the bits [...] of a decision."""
-    u = _units(bits, size)
+    return _doubly_logged(_units(bits, size))
+
+
+def _doubly_logged(u: Any) -> Any:
+    """Turn numbers between 0 and 1, which are written over, into Gumbel noise."""
     if isinstance(u, Tensor):
         return u.log_().neg_().log_().neg_()
     for _ in range(2):
@@ -361,8 +380,22 @@ def _drawn_where(active: np.ndarray, logprobs: np.ndarray, bits: np.ndarray) -> 
     many = max(1, PIECE[True] // max(1, size))
     for first in range(0, len(row), many):
         at = row[first : first + many], column[first : first + many]
-        out[at] = (_gumbel(bits[at], size) + logprobs[at]).argmax(-1)
+        out[at] = _scores(logprobs[at], bits[at]).argmax(-1)
     return out
+
+
+def _scores(logprobs: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Add the noise of decisions, of bits [n], to log-probabilities [n, V]: float64 [n, V]. Where
+    most tokens have no mass, no noise is made of these."""
+    size = logprobs.shape[-1]
+    at = np.flatnonzero(logprobs != -np.inf)
+    if 3 * len(at) > logprobs.size:
+        return _gumbel(bits, size) + logprobs
+    row = at // size
+    noise = _doubly_logged(_unit(_mix_unsigned(bits[row] + _steps(size)[at - row * size])))
+    scores = np.full(logprobs.shape, -np.inf)
+    scores.reshape(-1)[at] = noise + logprobs.reshape(-1)[at]
+    return scores
 
 
 def _drawn(logprobs: Tensor, bits: Tensor) -> Tensor:

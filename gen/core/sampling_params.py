@@ -201,10 +201,10 @@ class SamplingParams:
             Log-probabilities [..., V], -inf where there is no mass, all of them NaN where the
             logits make no distribution; float64 for float64 logits, else float32.
         """
-        wide = wide_dtype(logits.dtype)
-        rows = max(1, LOGITS_CHUNK[logits.is_cpu] // logits.shape[-1])
-        if logits.numel() <= rows * logits.shape[-1]:
+        most = max(LOGITS_CHUNK[logits.is_cpu], logits.shape[-1])
+        if logits.numel() <= most:
             return self._logprobs(logits, uncond, legal)
+        wide, rows = wide_dtype(logits.dtype), most // logits.shape[-1]
         out = (
             logits
             if consume and logits.dtype == wide and logits.is_contiguous()
@@ -234,17 +234,19 @@ class SamplingParams:
             logits: floats [..., V] of the conditional branch.
             uncond: floats [..., V] of the unconditional branch, if guided.
         """
-        z = logits if logits.dtype == torch.float64 else logits.float()
+        wide = wide_dtype(logits.dtype)
+        # a conversion to the same type takes as long as a small operation
+        z = logits if logits.dtype == wide else logits.float()
         if uncond is None:
             return z
-        u = uncond.to(z.dtype)
+        u = uncond if uncond.dtype == wide else uncond.to(wide)
         return (z - u).mul_(self.guidance_scale).add_(u)
 
     def _logprobs(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
         """Apply the parts in the order of the module's head."""
         z = self.guide(logits, uncond)
         if legal is not None:
-            z = z.masked_fill(~legal, float("-inf"))
+            z = torch.where(legal, z, -torch.inf)
         if self.is_greedy:
             best = z.argmax(-1, keepdim=True)  # a NaN, if any logit is
             exists = z.gather(-1, best).isfinite()
@@ -256,7 +258,8 @@ class SamplingParams:
         if 0 < self.top_k < z.shape[-1]:
             # exactly k tokens, whatever the ties
             largest = z.topk(self.top_k, -1, sorted=False)
-            z = torch.full_like(z, float("-inf")).scatter_(-1, largest.indices, largest.values)
+            rest = torch.full_like(z, -torch.inf) if z is logits else z.fill_(-torch.inf)
+            z = rest.scatter_(-1, largest.indices, largest.values)
         if self.top_p < 1:
             ordered, ids = z.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)

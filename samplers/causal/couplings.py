@@ -193,7 +193,8 @@ def without_ends(logprobs: Tensor, ends: Sequence[int]) -> Tensor:
     if is_legal:
         return torch.where(rest.any(-1, keepdim=True), rest, logprobs)
     total = rest.logsumexp(-1, keepdim=True)
-    return torch.where(total.isneginf(), logprobs, rest - total)
+    nothing, rest = total.isneginf(), rest.sub_(total)
+    return torch.where(nothing, logprobs, rest) if may_be_any(nothing) else rest
 
 
 def risen(logp: Tensor, before: Tensor, is_known: Tensor, trend: float) -> Tensor:

@@ -201,9 +201,8 @@ def columns_of(x: Tensor, columns: slice | Tensor) -> Tensor:
     """Take columns of x [b, L, ...]: those of a slice, or one of each row, long [b]."""
     if isinstance(columns, slice):
         return x[:, columns]
-    if columns.is_cpu and columns.numel() == 1:
-        return x.narrow(1, int(columns), 1)
-    return x[torch.arange(len(columns), device=columns.device), columns][:, None]
+    index = columns.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])
+    return x.gather(1, index)
 
 
 def resized(x: Tensor, length: int) -> Tensor:

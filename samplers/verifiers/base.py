@@ -133,7 +133,7 @@ class Verifier:
             rejected = (draft.exists & (draft.parents == last[:, None] - 1)).any(1)
         free = ~rejected & (count < step.valid.sum(1))
         width, at = logp.shape[1], last.clamp_max(logp.shape[1] - 1)
-        ids = F.pad(ids, (0, width - ids.shape[1]))
+        ids = torch.cat([ids, ids.new_zeros(len(ids), width - ids.shape[1])], 1)
         end = count.clamp_max(width - 1)[:, None]
         after = ids.gather(1, end)
         if may_be_any(rejected):

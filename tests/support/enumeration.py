@@ -172,6 +172,9 @@ class ScriptedRNG:
         out[active] = torch.tensor(decided, dtype=out.dtype)
         return out
 
+    def noise(self, rows, positions, purpose, round, size) -> None:
+        """No draw has noise that could be made before."""
+
     def flip(
         self,
         p: Tensor,

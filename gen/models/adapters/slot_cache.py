@@ -401,6 +401,8 @@ class SlotCache(Cache, ModelCache):
     @mirrored
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (long or bool [B])."""
+        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         for layer in self._in_use:
             here = rows.to(layer.keys.device)
-            layer.keys, layer.values = layer.keys[here], layer.values[here]
+            layer.keys = layer.keys.index_select(0, here)
+            layer.values = layer.values.index_select(0, here)

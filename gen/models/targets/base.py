@@ -546,10 +546,12 @@ class Target:
             consume: the logits are not needed any more.
             past: adds to guided logits [B, L, V] what depends on the tokens before.
         """
-        groups = [] if sampling is not None else self._groups()
-        if len(groups) > 1:
-            return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
-        params = sampling or groups[0][0]
+        params = sampling or self.sampling
+        if sampling is None and self.item_sampling is not None:
+            groups = self._groups()
+            if len(groups) > 1:
+                return logprobs_of_groups(groups, *self._split(logits), legal, self.bias)
+            params = groups[0][0]
         if self.bias is not None or past is not None:
             return params(self._scores(logits, past), None, legal, consume=True)
         return params(*self._split(logits), legal, consume=consume)
@@ -565,7 +567,7 @@ class Target:
     def _split(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logits [B, L, V] of both branches of CFG, or of the only one."""
         size = self.legal.shape[-1]
-        logits = logits if logits.shape[-1] == size else logits[..., :size]
+        logits = logits if logits.shape[-1] == size else logits.narrow(-1, 0, size)
         if self.branches == 1:
             return logits, None
         cond, uncond = logits.chunk(2)

@@ -260,10 +260,10 @@ class CausalTarget(Target):
         width, fresh, prefix, prompt_states = tokens.shape[1], self._fresh, None, None
         tokens = self._inputs(torch.cat([tokens] * self.branches) if self.branches > 1 else tokens)
         # the positions of each branch, shifted
-        slots = (positions + self._shift.view(self.branches, -1, 1)).flatten(0, 1)
+        slots = (positions + self._shift.view(self.branches, -1, 1)).view(-1, width)
         num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
-        if self.lacks_prompts or self.device.type != "cpu" or not grid.numpy().min():
+        if self.lacks_prompts or not grid.is_cpu or np.count_nonzero(grid.numpy()) < grid.numel():
             first = self.first
             start = (slots == self._shift).view(*slots.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)

@@ -117,7 +117,7 @@ class ModelDrafter(DraftModel, Drafter):
         for column in range(max(1, most)):
             if most:
                 output = self.draft.predict(given, at)
-                logprobs = output.logprobs[:, -1]
+                logprobs = output.logprobs.select(1, -1)
                 if output.hidden_states is not None:
                     self.policy.read(output.hidden_states)
             else:  # all rows are past the draft model's positions
@@ -129,7 +129,7 @@ class ModelDrafter(DraftModel, Drafter):
                 break
             stop = self._stop(drawn, logprobs)
             if stop is None and column + 1 < together:
-                given, at = drawn[:, None], step.positions[:, column + 1 : column + 2]
+                given, at = drawn.unsqueeze(1), step.positions.narrow(1, column + 1, 1)
                 continue
             active = active & asked[:, column + 1]
             if stop is not None:
@@ -138,13 +138,20 @@ class ModelDrafter(DraftModel, Drafter):
                     break
             given = _where(active, ids, given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        ids, exists, logq = (_padded(x, length) for x in zip(*made, strict=True))
+        ids, exists, logq = zip(*made, strict=True)
+        exists = _padded(exists, length) if self.policy.stops_early else asked
+        ids, logq = _padded(ids, length), _padded(logq, length)
         return Draft(ids, exists, logq, failed=exists & failed_draws(ids, logq))
 
     def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> Tensor:
         """Draw the drafts [b(, C)] of one column; columns come in order. ``logprobs``: the draft
         model's there, [b, V]; of latents conditioning vectors [b, H, D]. Rows that are not
         ``active`` (bool [b]) may get anything."""
+        if not column:  # all columns' noise at once takes less time
+            at, size = step.positions[:, :-1], logprobs.shape[-1]
+            self._noise = step.rng.noise(step.rows, at, "draft", step.round, size)
+        if self._noise is not None:
+            return torch.from_numpy((self._noise[:, column] + logprobs.numpy()).argmax(-1))
         return step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
 
     def _stop(self, drawn: Tensor, logprobs: Tensor) -> Tensor | None:

@@ -33,6 +33,7 @@ from gen.core.lookup import legal_at
 from gen.core.registry import register
 from gen.samplers.causal.couplings import without_ends
 from gen.samplers.engine.draft import Draft, Verdict
+from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner
 
 if TYPE_CHECKING:
@@ -167,6 +168,19 @@ class Initialiser(RowOwner):
 class Uniform(Initialiser):
     """Uniform over the allowed tokens, with the noise of the position."""
 
+    def __init__(self, target: CausalTarget):
+        super().__init__(target)
+        # log q of the allowed tokens of every position, which their number alone decides, and of
+        # the others: [T, 2]
+        some, self.logs = self.legal[:1] if self.legal.stride(0) == 0 else self.legal, {}
+        legal = some.cpu().numpy()
+        _, first, kinds = np.unique(legal.sum(-1), True, True)
+        some = torch.from_numpy(legal[first])
+        for x in (some.float(), some.double()):
+            most = x.log_().log_softmax(-1).numpy().max(-1)[kinds]
+            both = np.stack([most, most - most.dtype.type(np.inf)], -1)
+            self.logs[x.dtype] = to_device(both, self.legal.device)
+
     def fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
         return Draft(self._draw(entering, "token"), entering.active, logq)
@@ -179,11 +193,11 @@ class Uniform(Initialiser):
 
     def logq(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Compute log q at positions [b, n]: [b, n, V], or one [1, 1, V] where they are equal."""
-        legal = legal_at(self.legal, positions)
-        some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
-        # the logarithm of true and false is a float32 by itself, in one kernel
-        logs = some.log() if dtype == torch.float32 else some.to(dtype).log()
-        return logs.log_softmax(-1)
+        legal, logs = legal_at(self.legal, positions), self.logs[dtype]
+        is_uniform = legal.stride()[:2] == (0, 0)
+        some = legal[:1, :1] if is_uniform else legal
+        logs = logs[:1] if is_uniform else logs[positions.clamp_max(len(logs) - 1)]
+        return torch.where(some, logs[..., :1], logs[..., 1:])
 
 
 @register("initialiser", "random")
