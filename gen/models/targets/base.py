@@ -567,7 +567,7 @@ class Target:
     def _split(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logits [B, L, V] of both branches of CFG, or of the only one."""
         size = self.legal.shape[-1]
-        logits = logits if logits.shape[-1] == size else logits.narrow(-1, 0, size)
+        logits = logits if logits.shape[-1] == size else logits[..., :size]
         if self.branches == 1:
             return logits, None
         cond, uncond = logits.chunk(2)

@@ -138,7 +138,7 @@ class Initialiser(RowOwner):
         enters = (exists & ~is_carried)[:, first:]
         active = exists if self.redrafts else enters
         known = step, tokens, draft, is_carried, compares
-        filled = self.fill(Entering(*known, first, active, enters))
+        filled = self._fill(Entering(*known, first, active, enters))
         ids = draft.tokens[:, first:]
         draft.tokens[:, first:] = torch.where(active, filled.tokens, ids)
         if filled.failed is not None:
@@ -155,7 +155,7 @@ class Initialiser(RowOwner):
             certain = torch.where(here, 0.0, logq.gather(-1, ids))
             logq.masked_fill_(here, -torch.inf).scatter_(-1, ids, certain)
 
-    def fill(self, entering: Entering) -> Draft:
+    def _fill(self, entering: Entering) -> Draft:
         """Draft the columns that are active, [b, n]; the others may get anything. Without
         ``compares`` nobody reads the distributions."""
         raise NotImplementedError
@@ -181,7 +181,7 @@ class Uniform(Initialiser):
             both = np.stack([most, most - most.dtype.type(np.inf)], -1)
             self.logs[x.dtype] = to_device(both, self.legal.device)
 
-    def fill(self, entering):
+    def _fill(self, entering):
         logq = self.logq(entering.positions, torch.float64) if entering.compares else None
         return Draft(self._draw(entering, "token"), entering.active, logq)
 
@@ -204,7 +204,7 @@ class Uniform(Initialiser):
 class Random(Uniform):
     """A uniform token, judged as if it were certain."""
 
-    def fill(self, entering):
+    def _fill(self, entering):
         return Draft(self._draw(entering, "initial"), entering.active)
 
 
@@ -219,7 +219,7 @@ class Repeat(Initialiser):
         rows = self.legal[:1] if self.is_uniform else self.legal
         self.lowest = rows.to(torch.uint8).argmax(-1).expand(len(self.legal))
 
-    def fill(self, entering):
+    def _fill(self, entering):
         at, canvas, columns = entering.positions, entering.canvas(), entering.active.shape[1]
         # a copy may be copied again: all are copies of what stands before the columns that enter
         hops = (entering.enters.long().cumsum(1) - 1).clamp_min_(0) // self.back

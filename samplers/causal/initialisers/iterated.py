@@ -99,13 +99,13 @@ class IteratedInitialiser(Initialiser):
     def accept(self, step: CausalStep, verdict: Verdict) -> None:
         self.guess.accept(step, verdict)
 
-    def fill(self, entering: Entering) -> Draft:
+    def _fill(self, entering: Entering) -> Draft:
         # 1. A guess where a position enters, the iterate of the target elsewhere
         step, enters, first = entering.step, entering.enters, entering.first
         canvas = entering.canvas()
         # columns that do not exist are written behind all positions
         slots = torch.where(entering.active, entering.positions, canvas.shape[1] - 1)
-        guess = self.guess.fill(replace(entering, active=enters, compares=False)).tokens
+        guess = self.guess._fill(replace(entering, active=enters, compares=False)).tokens
         tokens = torch.where(enters, guess, canvas.gather(1, slots))
         canvas.scatter_(1, slots, tokens)
         # 2. Ask q with what came out, until nothing changes
@@ -172,10 +172,10 @@ class TableInitialiser(IteratedInitialiser):
         if self.outputs is not None:
             self.outputs.accept(step, verdict)
 
-    def fill(self, entering: Entering) -> Draft:
+    def _fill(self, entering: Entering) -> Draft:
         if self.outputs is not None and len(left := self.outputs.begin(entering.step)):
             self._count(self.outputs.tokens[to_device(left, self.where.device)].cpu())
-        return super().fill(entering)
+        return super()._fill(entering)
 
     def _count(self, sequences: Tensor) -> None:
         """Count the tokens of finished items, long [n, T]."""

@@ -135,28 +135,28 @@ def test_keeping_confident_drafts_does_not_keep_the_distribution():
 @pytest.mark.parametrize("coupling", ["fresh", "maximal"])
 @pytest.mark.thinned(3)
 def test_control_a_distribution_of_another_context(monkeypatch, with_table, coupling, init):
-    true = IteratedInitialiser.fill
+    true = IteratedInitialiser._fill
 
     def swapped(self, entering):
         filled = true(self, entering)
         filled.logq = filled.logq.roll(1, -1)
         return filled
 
-    monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
+    monkeypatch.setattr(IteratedInitialiser, "_fill", swapped)
     sampler = jacobi(coupling=coupling, window=3, init=init)
     assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
 
 
 def test_control_a_position_that_is_drafted_again_until_it_likes_its_value(monkeypatch):
     """The iteration may end where nothing changes, and not because of what a draft is."""
-    true = IteratedInitialiser.fill
+    true = IteratedInitialiser._fill
 
     def picky(self, entering):
         filled = true(self, entering)
         filled.tokens = filled.tokens.clamp_max(0)  # token 0, which the distribution does not say
         return filled
 
-    monkeypatch.setattr(IteratedInitialiser, "fill", picky)
+    monkeypatch.setattr(IteratedInitialiser, "_fill", picky)
     sampler = jacobi(coupling="fresh", window=3, init="model")
     assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
 
@@ -166,7 +166,7 @@ def test_control_drafts_with_noise_of_their_own_cost_forward_passes(monkeypatch)
     sampler, plain = resolve_sampler({"name": "speculative_jacobi", "init": "model"})
     shared, reference = of_ids(sampler, plain), of_ids(resolve_sampler("autoregressive")[0], plain)
     assert shared.tokens.equal(reference.tokens)
-    true = IteratedInitialiser.fill
+    true = IteratedInitialiser._fill
 
     def independent(self, entering):
         draw = type(entering.step).categorical
@@ -180,21 +180,21 @@ def test_control_drafts_with_noise_of_their_own_cost_forward_passes(monkeypatch)
         finally:
             del entering.step.categorical
 
-    monkeypatch.setattr(IteratedInitialiser, "fill", independent)
+    monkeypatch.setattr(IteratedInitialiser, "_fill", independent)
     found = of_ids(sampler, plain)
     assert found.tokens.equal(reference.tokens)
     assert sum(s.nfe for s in found.stats) > 1.1 * sum(s.nfe for s in shared.stats)
 
 
 def test_control_replaced_drafts_that_say_another_distribution(monkeypatch, with_table):
-    true = IteratedInitialiser.fill
+    true = IteratedInitialiser._fill
 
     def swapped(self, entering):
         filled = true(self, entering)
         filled.logq = filled.logq.roll(1, -1)
         return filled
 
-    monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
+    monkeypatch.setattr(IteratedInitialiser, "_fill", swapped)
     sampler = jacobi(coupling="gumbel_shared", window=3, init="model", redraft="replace")
     assert distribution_error(sampler, SamplingParams(), ids=3) > WRONG
 

@@ -53,14 +53,14 @@ def test_no_plan_changes_the_distribution(coupling, plan):
 @pytest.mark.parametrize("coupling", ["fresh", "maximal"])
 def test_control_the_distribution_of_another_plan(monkeypatch, coupling):
     """Drawn with one distribution, claimed to be drawn with another."""
-    true = IteratedInitialiser.fill
+    true = IteratedInitialiser._fill
 
     def swapped(self, entering):
         filled = true(self, entering)
         filled.logq = filled.logq.roll(1, -1)
         return filled
 
-    monkeypatch.setattr(IteratedInitialiser, "fill", swapped)
+    monkeypatch.setattr(IteratedInitialiser, "_fill", swapped)
     sampler = jacobi(coupling=coupling, window=3, init="model", **PLANS["layer_skip"])
     assert error(sampler, space_of((3,), 3)) > WRONG
 
