@@ -23,6 +23,7 @@ from gen.media.containers import (
     opened,
     soundfile_module,
     truncation,
+    unreadable,
 )
 
 FORMATS = ("wav", "flac", "mp3")
@@ -227,7 +228,7 @@ def sound_header(path: Path) -> tuple[float, int, int]:
             stream = container.streams.audio[0]
             return (container.duration or 0) / av.time_base, stream.rate, stream.channels
     except av.FFmpegError as error:
-        raise GenError(f"sound {path} cannot be read: {error.strerror or error}") from None
+        raise unreadable(f"sound {path}", error, "a sound file such as WAV") from None
 
 
 def _checked_sound(wave: np.ndarray, rate: int, path: Path) -> tuple[np.ndarray, int]:
@@ -259,9 +260,6 @@ def _decoded(path: Path) -> tuple[np.ndarray, int]:
                 parts += [part.to_ndarray() for part in resampler.resample(frame)]
             parts += [part.to_ndarray() for part in resampler.resample(None)]
     except av.FFmpegError as error:
-        raise GenError(
-            f"sound {path} cannot be read: {error.strerror or error}; expected a sound file such"
-            " as WAV"
-        ) from None
+        raise unreadable(f"sound {path}", error, "a sound file such as WAV") from None
     wave = np.concatenate(parts, 1).T if parts else np.zeros((0, 1))
     return wave.astype(np.float32), rate

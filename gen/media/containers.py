@@ -70,6 +70,22 @@ def opened(path: Path) -> Any:
         ) from None
 
 
+def unreadable(said: str, error: Exception, expected: str) -> Exception:
+    """Return the error of a file that FFmpeg cannot read: ``MemoryError`` where memory was short,
+    ``GenError`` otherwise.
+
+    Args:
+        said: the file, such as ``video a.mp4``.
+        error: what PyAV raised.
+        expected: what the file should be.
+    """
+    # EAGAIN is what FFmpeg says where a thread of a decoder cannot be started
+    if isinstance(error, (MemoryError, BlockingIOError)):
+        return MemoryError(f"memory is short to read {said}")
+    reason = getattr(error, "strerror", None) or error  # without code and path
+    return GenError(f"{said} cannot be read: {reason}; expected {expected}")
+
+
 def existing_file(path: str | Path, label: str) -> Path:
     """Return the path of a file. Raises ``GenError`` if it is missing, or something that is no
     file, such as a folder or a pipe, which may never end."""
@@ -102,9 +118,7 @@ def read_info(path: str | Path) -> dict[str, Any]:
                 tags = {k.lower(): v for k, v in container.metadata.items()}
                 comment = tags.get("comment", "")
         except av.FFmpegError as error:
-            raise GenError(
-                f"file {path} cannot be read: {error}; expected sound or video"
-            ) from None
+            raise unreadable(f"file {path}", error, "sound or video") from None
     try:
         info = json.loads(comment) if comment else {}
     except ValueError:

@@ -27,6 +27,7 @@ from gen.media.containers import (
     info_to_comment,
     opened,
     truncation,
+    unreadable,
 )
 from gen.media.images import image_header, over_white
 
@@ -342,10 +343,7 @@ def _decoded(
     except GenError:
         raise
     except (av.FFmpegError, ArithmeticError, TypeError, ValueError) as error:
-        raise GenError(
-            f"video {path} cannot be read: {_reason(error)}; expected a whole video file such"
-            " as MP4"
-        ) from None
+        raise unreadable(f"video {path}", error, "a whole video file such as MP4") from None
     if corrupt or count < stated:
         whole = min(count, stated - corrupt)
         raise GenError(
@@ -413,7 +411,7 @@ def clip_header(path: Path) -> tuple[tuple[int, int], float, float]:
             seconds = (container.duration or 0) / av.time_base
             return (stream.width, stream.height), seconds, float(stream.average_rate or 0)
     except av.FFmpegError as error:
-        raise GenError(f"video {path} cannot be read: {_reason(error)}") from None
+        raise unreadable(f"video {path}", error, "a video file such as MP4") from None
 
 
 def frames_at(fps: float, times: Sequence[float], end: float, unit: float) -> list[int]:
@@ -464,15 +462,8 @@ def middle_frame(path: str | Path) -> np.ndarray:
     except GenError:
         raise
     except (av.FFmpegError, ArithmeticError, TypeError, ValueError) as error:
-        raise GenError(
-            f"video {path} cannot be read: {_reason(error)}; expected a video file such as MP4"
-        ) from None
+        raise unreadable(f"video {path}", error, "a video file such as MP4") from None
     raise GenError(f"video {path} has no frames; expected at least one")
-
-
-def _reason(error: Any) -> str:
-    """Return the message of an error without the code and the path of FFmpeg."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _video_stream(av: ModuleType, container: Any, path: Path) -> Any:
