@@ -115,7 +115,7 @@ def test_a_rule_that_exceeded_its_budget_is_not_tried_again_for_a_while(counted,
 def test_who_waits_for_the_same_rule_may_leave(counted):
     maker, leave = ConstraintBuilder(), GenError("the client left")
     maker.build(RULES[0], TEXT, space())  # what is imported lazily
-    rule = {**HOSTILE, "budget": {"seconds": 0.6}}
+    rule = {**HOSTILE, "budget": {"seconds": 4}}
 
     def build():
         with pytest.raises(BudgetExceeded):
@@ -127,7 +127,7 @@ def test_who_waits_for_the_same_rule_may_leave(counted):
     began = time.monotonic()
     with pytest.raises(GenError, match="client left"):
         maker.build(rule, TEXT, space(), interrupted=lambda: leave)
-    assert other.is_alive() and time.monotonic() - began < 0.4
+    assert other.is_alive() and time.monotonic() - began < 3
     other.join()
     assert len(counted) == 2
 
@@ -200,7 +200,7 @@ def test_the_kernel_ends_what_checks_nothing(process, limits, words):
     with pytest.raises(BudgetExceeded, match=words):
         maker.build({**UNCHECKED, "budget": limits}, TEXT, space())
     assert time.monotonic() - began < limits["seconds"] + 1.5
-    assert until(lambda: not children(process), 1)
+    assert until(lambda: not children(process), 10)
     # control: a call of the same looks at its time after the parser alone
     if "megabytes" not in limits:
         began = time.monotonic()

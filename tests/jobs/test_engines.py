@@ -173,7 +173,7 @@ def test_ctrl_c_ends_children_quickly_even_those_that_do_not_listen(crew, monkey
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         crew.go(SLEEPER, deaf, stop=interrupt)
-    assert time.monotonic() - began < local.QUICKLY + 5
+    assert time.monotonic() - began < local.QUICKLY + 20
     assert (
         crew.children[0].returncode != -signal.SIGKILL
         and crew.children[1].returncode == -signal.SIGKILL

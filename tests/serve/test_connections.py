@@ -113,8 +113,8 @@ def test_a_connection_too_many_is_refused_and_taken_later(server, caplog):
         assert (status, answer["error"]["code"]) == (503, "too_many_connections")
         assert headers["retry-after"] == "1"
         held[0].close()
-        until(lambda: other.ask("/health")[0] == 200, 5)
-        until(lambda: "connections refused: 3 are open" in caplog.text, 5)
+        until(lambda: other.ask("/health")[0] == 200, 30)
+        until(lambda: "connections refused: 3 are open" in caplog.text, 30)
         for connection in held:
             connection.close()
 

@@ -311,7 +311,7 @@ def test_a_client_that_leaves_frees_its_rows(server, stream):
     if stream:
         connection.recv(100)
     connection.close()
-    until(lambda: rows(server) == 0, 5)
+    until(lambda: rows(server) == 0, 30)
     found = server.figures()
     assert found['gen_requests_total{model="image",state="cancelled"}'] == before + 1
     assert server.ask("/v1/completions", TASK)[0] == 200
