@@ -101,18 +101,19 @@ def wide(tmp_path_factory):
 
 @pytest.mark.parametrize("shape", ["folder", "wide"])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype, batch):
     model = adapter(request.getfixturevalue(shape), dtype, True)
-    tokens = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, 256, (batch, 24), generator=torch.Generator().manual_seed(2))
     chain = fed(model, tokens, [1])
     cache = model.new_cache(LENGTH)
-    start = torch.arange(20).expand(2, -1)
+    start = torch.arange(20).expand(batch, -1)
     model.forward(tokens[:, :20], start, cache)
     # the branch 20, 21, 22 in columns 1, 3 and 4 of the tree, beside other drafts
     other = (tokens + 1) % 256
     columns = [tokens[:, 20], tokens[:, 21], other[:, 21], tokens[:, 22], tokens[:, 23]]
-    positions = torch.tensor([[20, 21, 21, 22, 23]]).expand(2, -1)
-    parents = torch.tensor([[-1, -1, 0, 2]]).expand(2, -1)
+    positions = torch.tensor([[20, 21, 21, 22, 23]]).expand(batch, -1)
+    parents = torch.tensor([[-1, -1, 0, 2]]).expand(batch, -1)
     logits = model.forward_tree(torch.stack(columns, 1), positions, parents, cache)
     assert torch.equal(logits[:, [0, 1, 3, 4]], chain[:, 20:])
 
@@ -189,6 +190,7 @@ def test_samplers_of_same_tokens_keep_their_label_in_bfloat16(folder, temperatur
     assert torch.equal(pipe(prompts, sampler="autoregressive", **call).tokens, plain)
     for sampler in SAMPLERS:
         assert torch.equal(pipe(prompts[::-1], sampler=sampler, **call).tokens.flip(0), plain)
+        assert torch.equal(pipe(prompts, sampler=sampler, batch_size=1, **call).tokens, plain)
 
 
 MEDIA = {"image": 4, "text": 12, "speech": 3, "video": 2}

@@ -391,7 +391,7 @@ class InvariantSlots(SlotCache):
         first, out = self.slots, q.new_empty(*q.shape[:2], q.shape[2] * q.shape[3])
         for at, columns in self.branches:
             for buffer in buffers:
-                buffer[row, at] = buffer[:, first : first + at.shape[1]]
+                buffer[row, at] = buffer[:, first : first + at.shape[1]].clone()
             keys, values = (buffer[:, : self.used] for buffer in buffers)
             masks = take(mask[:, 0], columns)[:, None]
             out[row, columns] = attention_in_order(take(q, columns), keys, values, masks)
