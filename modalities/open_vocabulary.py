@@ -94,6 +94,9 @@ class FreePrompts:
             " expected a built-in model, whose language has a checker"
         )
 
+    def grade(self, media: Any, prompt: str) -> float:
+        return float(self.check(media, prompt).passed)
+
 
 class FreeImage(FreePrompts, ImageModality):
     """Images of any size."""
@@ -166,6 +169,9 @@ class FreeText(FreePrompts, TextModality):
                 f"the text to continue has {len(ids)} tokens; expected 1 to {space.length - 1}"
             )
         return ids
+
+    def grade_partial(self, media: str, prompt: str) -> float:
+        return self.grade(media, prompt)
 
     def edit(self, source, where, frontend, space):
         raise GenError(

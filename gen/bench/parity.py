@@ -66,9 +66,9 @@ MAIN: Settings = {  # the first setting of each is also that of float16 and of t
     WINDOWS[3]: [(3, True), (8, False)],
     "prompt_lookup": [(1, False), (3, False), (8, True)],
     "suffix": [(8, False), (3, True)],
-    TREE: [(3, False), (8, True)],
+    TREE: [(3, False), (8, True), (1, False)],
     "drafter_invariant": [(8, True), (3, False)],
-    DRAFTED_TREE: [(3, False), (8, True)],
+    DRAFTED_TREE: [(3, False), (8, True), (1, False)],
     "best_of n=2": [(8, False), (3, True)],
 }
 OTHERS = ((8, False), (3, True), (8, True), (3, False))  # settings of the other samplers, in turn
