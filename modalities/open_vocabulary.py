@@ -95,7 +95,10 @@ class FreePrompts:
         )
 
     def grade(self, media: Any, prompt: str) -> float:
-        return float(self.check(media, prompt).passed)
+        raise GenError(
+            f"no checker can grade the media of this {self.name} model, which a scorer asks for;"
+            " expected another scorer, such as log_likelihood or a function of (media, prompt)"
+        )
 
 
 class FreeImage(FreePrompts, ImageModality):

@@ -17,11 +17,13 @@ def pipe(tmp_path_factory):
 @pytest.mark.parametrize("name, scorer", [("best_of", "checker"), ("smc", "process")])
 def test_scorers_that_ask_the_checker_are_refused_with_the_reason(pipe, name, scorer):
     spec = {"name": name, "scorer": scorer}
-    with pytest.raises(GenError, match="no checker can tell .* expected a built-in model"):
+    with pytest.raises(GenError, match="no checker can grade .* another scorer, such as log_l"):
         pipe(["some words"], sampler=spec, max_new_tokens=4, seed=0)
 
 
-def test_a_function_scores_them(pipe):
+def test_other_scorers_score_them(pipe):
+    spec = {"name": "best_of", "n": 2, "scorer": "log_likelihood"}
+    pipe(["some words"], sampler=spec, max_new_tokens=4, seed=0)
     seen = []
     spec = {"name": "best_of", "n": 2, "scorer": lambda text, prompt: seen.append(prompt) or 1.0}
     pipe(["some words"], sampler=spec, max_new_tokens=4, seed=0)
