@@ -102,8 +102,9 @@ def wide(tmp_path_factory):
 @pytest.mark.parametrize("shape", ["folder", "wide"])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype, batch):
-    model = adapter(request.getfixturevalue(shape), dtype, True)
+@pytest.mark.parametrize("lean", [True, False], ids=["fast", "module"])
+def test_drafts_of_a_tree_have_the_bits_of_a_chain(request, shape, dtype, batch, lean):
+    model = adapter(request.getfixturevalue(shape), dtype, True, lean)
     tokens = torch.randint(0, 256, (batch, 24), generator=torch.Generator().manual_seed(2))
     chain = fed(model, tokens, [1])
     cache = model.new_cache(LENGTH)
