@@ -143,6 +143,8 @@ def test_batches_windows_and_trees_change_no_token_in_bfloat16(temperature):
     call = {"seed": 0, "temperature": temperature, "max_new_tokens": 12}
     plain = pipe(QUESTIONS, sampler="autoregressive", batch_size=1, **call).tokens
     window = {"name": "speculative_jacobi", "window": 8}
-    for sampler in ("prompt_lookup", "suffix", window):
+    for sampler in ("prompt_lookup", "suffix", "token_recycling", window):
+        alone = pipe(QUESTIONS, sampler=sampler, batch_size=1, **call).tokens
+        assert torch.equal(alone, plain), sampler
         made = pipe(QUESTIONS[::-1], sampler=sampler, **call).tokens.flip(0)
         assert torch.equal(made, plain), sampler
