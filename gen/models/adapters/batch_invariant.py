@@ -342,21 +342,21 @@ class InvariantSlots(SlotCache):
     """Slot cache of which a query reads the slots of its own path in their order.
 
     Attributes:
-        paths: slots of the buffers that each query of a tree reads, long [B, L, S]; None where they
-            are the slots 0 .. S of its row.
-        branches: of a tree, slots at which the drafts of one branch are read, long [B, D], and the
-            columns of its queries, long [B, n].
+        stands: slots at which the drafts of a tree are read by each draft, long [B, D, D]: their
+            positions where they are on its branch, else their own; None for a chain.
+        branches: of a tree, those slots for the drafts of one branch, long [B, D], and the columns
+            of its queries, long [B, n].
     """
 
     branches: list[tuple[Tensor, Tensor]]
 
     def __init__(self, layers: int, slots: int):
         super().__init__(layers, rounded(slots))
-        self.paths: Tensor | None = None
+        self.stands: Tensor | None = None
 
     def _stand(self, positions: Tensor, rows: Tensor | None) -> None:
         super()._stand(positions, rows)
-        self.paths = None
+        self.stands = None
 
     def _read_to(self, last: Tensor) -> None:
         super()._read_to(last)
@@ -364,11 +364,17 @@ class InvariantSlots(SlotCache):
 
     def in_use(self, buffer: Tensor) -> Tensor:
         """Return the slots in use of each row, [B, S, H, D], or of each query, [B, L, S, H, D]."""
-        if self.paths is None:
+        if self.stands is None:
             return super().in_use(buffer)
         device, (_, slots, heads, size) = buffer.device, buffer.shape
-        rows = torch.arange(len(self.paths)) if self.rows is None else self.rows
-        read = rows.to(device)[:, None, None] * slots + self.paths.to(device)
+        batch, drafts = self.stands.shape[:2]
+        rows = torch.arange(batch) if self.rows is None else self.rows
+        read = torch.arange(self.slots + drafts, device=device).repeat(batch, 1 + drafts, 1)
+        # the slot of a position is that of the draft which stands there
+        column = self.slots + torch.arange(drafts, device=device)
+        at = self.stands.to(device)
+        read[:, 1:].scatter_(2, at, column.expand_as(at))
+        read = read[..., : self.used] + rows.to(device)[:, None, None] * slots
         # whole slots are copied, several times as fast as by an index of rows and slots
         found = F.embedding(read, buffer.reshape(-1, heads * size))
         return found.view(*read.shape, heads, size)
@@ -380,12 +386,10 @@ class InvariantSlots(SlotCache):
         Drafts of a tree are read where they stand: those of one branch after the other are copied
         to their positions, where nothing is read after the call, and not the text before them.
         """
-        if self.paths is None:
+        if self.stands is None:
             return attention_in_order(q, *self.write(layer, k, v), mask)
-        paths, self.paths = self.paths, None
-        self.write(layer, k, v)
-        self.paths = paths
         own = self.layers[layer]
+        own.put(k, v)
         buffers = [x if self.rows is None else x[self.rows] for x in (own.keys, own.values)]
         row = torch.arange(len(q), device=q.device)[:, None]
         first, out = self.slots, q.new_empty(*q.shape[:2], q.shape[2] * q.shape[3])
@@ -398,17 +402,11 @@ class InvariantSlots(SlotCache):
         return out
 
     def _of_tree(self, positions: Tensor, branch: Tensor, dtype: torch.dtype) -> LayerMasks:
-        """Make the masks of a tree as those of chains, and the slots that its queries read."""
-        batch, drafts = branch.shape[:2]
+        """Make the masks of a tree as those of chains, and tell where its drafts are read."""
         self.used = self.slots
         self._read_to(positions)
-        paths = torch.arange(self.used + 1, device=positions.device).repeat(batch, 1 + drafts, 1)
-        # drafts on the branch stand at their positions; what is on none goes behind the last slot
-        at = torch.where(branch, positions[:, None, 1:], self.used)
-        column = (self.slots + torch.arange(drafts, device=positions.device)).expand_as(at)
-        paths[:, 1:].scatter_(2, at, column)
-        self.paths = paths[..., : self.used]
-        stands = torch.where(branch, at, column)
+        column = self.slots + torch.arange(branch.shape[1], device=positions.device)
+        stands = self.stands = torch.where(branch, positions[:, None, 1:], column)
         self.branches = [
             (stands[rows, leaf], torch.from_numpy(columns).to(stands.device))
             for rows, leaf, columns in by_leaf(branch.cpu().numpy())
@@ -421,7 +419,7 @@ class InvariantSlots(SlotCache):
         Raises:
             GenError: the call is about a tree.
         """
-        if self.paths is not None:
+        if self.stands is not None:
             raise GenError(
                 "batch_invariant does not support drafters that leave layers out of trees of"
                 " drafts; expected a chain of drafts, or batch_invariant off"

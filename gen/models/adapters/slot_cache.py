@@ -66,8 +66,12 @@ class SlotLayer(CacheLayerMixin):
         return keys.transpose(-3, -2), values.transpose(-3, -2)
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's
-        rows."""
+        """Write as ``put`` does; return all slots in use, of the owner's rows."""
+        self.put(keys, values)
+        return self.read()
+
+    def put(self, keys: Tensor, values: Tensor) -> None:
+        """Write [B, L, H, D] to the owner's positions."""
         if not self.is_initialized:
             self._allocate(keys, values)
         owner, here = self.owner, keys.device  # layers of one model may lie on several devices
@@ -80,7 +84,6 @@ class SlotLayer(CacheLayerMixin):
                 owner.positions.to(here),
             )
             self.keys[at], self.values[at] = keys, values
-        return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return all slots in use, of the owner's rows."""
