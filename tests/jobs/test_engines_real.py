@@ -100,6 +100,28 @@ def at_work(out: Path, least: int = 6) -> dict[str, int]:
     return found if len(found) > 1 and len(rows) >= least else {}
 
 
+def begun(out: Path) -> list[str]:
+    """The workers that began, one that was started again once more."""
+    return [e["worker"] for e in read_log(out) if e["event"] == "start"]
+
+
+def end_one(out: Path, process: subprocess.Popen, number: int) -> str:
+    """Send a signal to one of two workers and slow the other one down until a third begins, or it
+    might finish the job before. Return the worker."""
+    (victim, pid), (_, other) = sorted(until(lambda: at_work(out), process).items())
+
+    def has_third() -> bool:
+        os.kill(other, signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(other, signal.SIGCONT)  # it may hold a lock
+        time.sleep(0.02)
+        return len(begun(out)) == 3
+
+    os.kill(pid, number)
+    until(has_third, process)
+    return victim
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """What one worker makes of the job, by number of samples."""
@@ -214,13 +236,12 @@ def test_processes_that_accelerate_launched_make_what_one_worker_makes(tmp_path,
 def test_ray_actors_make_what_one_worker_makes_also_when_one_is_killed(tmp_path, one):
     pytest.importorskip("ray", reason='needs pip install "gen-toolkit[ray]"')
     process = start(tmp_path / "o", engine="ray", workers=2, num_samples=40)
-    victim, pid = min(until(lambda: at_work(tmp_path / "o"), process).items())
-    os.kill(pid, signal.SIGKILL)
+    victim = end_one(tmp_path / "o", process, signal.SIGKILL)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert "died; Ray starts it again" in err and made(tmp_path / "o") == one(40)
-    begun = [e["worker"] for e in read_log(tmp_path / "o") if e["event"] == "start"]
-    assert victim in begun and len(begun) == 3  # two, and the one that was started again
+    # two, and the one that was started again
+    assert victim in begun(tmp_path / "o") and len(begun(tmp_path / "o")) == 3
 
 
 @pytest.mark.slow
@@ -248,8 +269,8 @@ LOCAL = {"cluster": "local", "timeout_min": 5}
 def test_submitted_tasks_make_what_one_worker_makes_also_when_one_is_preempted(tmp_path, one):
     pytest.importorskip("submitit", reason='needs pip install "gen-toolkit[slurm]"')
     process = start(tmp_path / "o", engine="slurm", workers=2, num_samples=40, engine_options=LOCAL)
-    victim, pid = min(until(lambda: at_work(tmp_path / "o"), process).items())
-    os.kill(pid, signal.SIGUSR2)  # what says that the time is up
+    # the signal says that the time is up
+    victim = end_one(tmp_path / "o", process, signal.SIGUSR2)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert made(tmp_path / "o") == one(40)
