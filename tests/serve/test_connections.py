@@ -299,9 +299,12 @@ def test_requests_that_are_not_done_at_the_end_are_told_so(server, monkeypatch, 
         bodies = (LONG, stream, {**call, "sampler": {"name": "autoregressive"}})
         short = Asked(port, "/v1/completions", TASK)  # control: what is done in time is whole
         short.join()
-        asked = [Asked(port, path, body) for path, body in zip(paths, bodies, strict=True)]
-        until(lambda: asked[1].status == asked[2].status == 200)
-    for thread in asked:
+        # rows are shared with requests enough that none is done before all have begun
+        asked, others = [], [Asked(port, paths[0], LONG) for _ in range(8)]
+        for path, body in zip(paths, bodies, strict=True):
+            asked.append(Asked(port, path, body))
+            until(lambda: path == paths[0] or asked[-1].status == 200)
+    for thread in (*asked, *others):
         thread.join()
     whole, streamed, called = asked
     assert short.status == 200 and short.is_whole
@@ -341,8 +344,8 @@ def test_a_signal_ends_a_server_whose_requests_are_told(tmp_path):
     process = started(port, "--max-rows", "1")
     try:
         served = up(port)
-        asked = [Asked(port, "/v1/images/generations", LONG) for _ in range(3)]
-        until(lambda: served.ask("/health")[1]["waiting"] > 20, 60)
+        asked = [Asked(port, "/v1/images/generations", LONG) for _ in range(12)]
+        until(lambda: served.ask("/health")[1]["waiting"] > 100, 60)
         process.send_signal(signal.SIGTERM)
         log = process.communicate(timeout=60)[1]
         for thread in asked:
