@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -187,7 +188,8 @@ def open_sound(path: str | Path) -> tuple[np.ndarray, int]:
     if path.suffix.lower() in CONTAINERS:
         return _checked_sound(*_decoded(path), path)
     try:
-        with sf.SoundFile(path) as file:
+        with path.open("rb") as raw, sf.SoundFile(source := _Unlisted(raw)) as file:
+            source.is_hidden = False
             rate, stated = file.samplerate, file.frames
             told = f"{stated:,} samples of {plural(file.channels, 'channel')}"
             require_bytes(f"sound {path}", 4 * stated * file.channels, told)
@@ -210,13 +212,46 @@ def open_sound(path: str | Path) -> tuple[np.ndarray, int]:
     return _checked_sound(wave, rate, path)
 
 
+class _Unlisted:
+    """File as libsndfile reads it: a list of a RIFF file has another name in its header.
+
+    libsndfile takes the sizes in lists for signed numbers, so that a file of some bytes sends it
+    back again and again, for ever. What lists hold, such as titles and cue labels, is not needed.
+
+    Attributes:
+        is_hidden: whether lists have the other name, as long as the header is read.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.name, self.is_hidden = file, file.name, True
+        self.tell = file.tell
+
+    def seek(self, offset: int, whence: int = 0) -> None:
+        """Go to a place; stay where there is none, since libsndfile asks for negative ones."""
+        with suppress(OSError, ValueError):
+            self.file.seek(offset, whence)
+
+    def read(self, count: int) -> bytes:
+        """Read bytes. A name that begins or ends outside of them is found too."""
+        if not self.is_hidden:
+            return self.file.read(count)
+        at = self.file.tell()
+        before = min(3, at)
+        self.file.seek(at - before)
+        near = self.file.read(before + count + 3).replace(b"LIST", b"JUNK")
+        found = near[before : before + count]
+        self.file.seek(at + len(found))
+        return found
+
+
 def sound_header(path: Path) -> tuple[float, int, int]:
     """Return the seconds (0 where they are not stated), samples per second and channels that the
     header of a sound states. Raises ``GenError`` for what is no sound."""
     if path.suffix.lower() not in CONTAINERS:
         sf = soundfile_module()
         try:
-            info = sf.info(str(existing_file(path, "sound")))
+            with existing_file(path, "sound").open("rb") as raw:
+                info = sf.info(_Unlisted(raw))
         except (sf.SoundFileError, OSError, TypeError) as error:
             raise GenError(f"sound {path} cannot be read: {' '.join(str(error).split())}") from None
         return info.frames / info.samplerate, info.samplerate, info.channels

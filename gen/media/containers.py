@@ -70,19 +70,18 @@ def opened(path: Path) -> Any:
         ) from None
 
 
-def unreadable(said: str, error: Exception, expected: str) -> Exception:
-    """Return the error of a file that FFmpeg cannot read: ``MemoryError`` where memory was short,
-    ``GenError`` otherwise.
+def unreadable(said: str, error: Exception, expected: str) -> GenError:
+    """Return the refusal of a file that FFmpeg cannot read.
 
     Args:
         said: the file, such as ``video a.mp4``.
         error: what PyAV raised.
         expected: what the file should be.
     """
+    reason = getattr(error, "strerror", None) or error  # without code and path
     # EAGAIN is what FFmpeg says where a thread of a decoder cannot be started
     if isinstance(error, (MemoryError, BlockingIOError)):
-        return MemoryError(f"memory is short to read {said}")
-    reason = getattr(error, "strerror", None) or error  # without code and path
+        reason = "memory is short, or the file is damaged and asks for too much of it"
     return GenError(f"{said} cannot be read: {reason}; expected {expected}")
 
 

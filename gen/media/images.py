@@ -183,7 +183,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 def over_white(pixels: np.ndarray) -> np.ndarray:
     """Put transparent pixels over white: uint8 [..., 4] -> uint8 [..., 3]."""
-    opacity = pixels[..., 3:].astype(np.uint32)
+    opacity = pixels[..., 3:].astype(np.uint16)  # sums are at most 255 * 255 + 127
     return ((pixels[..., :3] * opacity + 255 * (255 - opacity) + 127) // 255).astype(np.uint8)
 
 

@@ -509,7 +509,9 @@ def _shown(
 def _turn(frame: Any, path: Path) -> tuple[bool, tuple[int, ...]]:
     """Return how a frame is turned upright: whether rows and columns are exchanged, and the axes
     that are flipped then. Raises ``GenError`` for another angle than quarter turns."""
-    found = [item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"]
+    # `frame.side_data` would tie the frame to itself, and keep it until garbage is collected
+    side_data = av_module().sidedata.sidedata.SideDataContainer(frame)
+    found = [item for item in side_data if item.type.name == "DISPLAYMATRIX"]
     if not found:
         return False, ()
     # (x, y) of a pixel is shown at (a x + c y, b x + d y)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import os
 import resource
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +22,13 @@ from hostile_media import archives, arrays, clips, images, skeletons, sounds
 
 from gen.core.errors import GenError
 from gen.media import bounds
-from gen.media.containers import unreadable
+from gen.media.audio import _Unlisted, open_sound, sound_header, write_wav
+from gen.media.containers import read_info, unreadable
 from gen.media.given import read_media
 from gen.media.images import image_size, read_image_info
 from gen.media.motion.bvh import read_bvh
 from gen.media.npz import read_npz
-from gen.media.video import _shown, middle_frame, read_video
+from gen.media.video import _shown, middle_frame, read_video, write_video
 
 FPS = 8.0
 
@@ -91,6 +94,52 @@ def test_some_inputs_are_read_within_their_bounds_or_refused(kind, tmp_path):
     assert count and not wrong, "\n".join(wrong)
 
 
+SIGNED = ("back.wav", "inner.wav")
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_lists_do_not_send_the_reader_of_sounds_back(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(sounds(tmp_path)[name])
+    for read in (open_sound, sound_header):
+        ended = bounded(lambda r=read: r(path))
+        assert ended.how in ("returned", "refused"), ended
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_control_without_other_names_the_lists_are_read_for_ever(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(_Unlisted, "read", lambda self, count: self.file.read(count))
+    path = tmp_path / name
+    path.write_bytes(sounds(tmp_path)[name])
+    assert bounded(lambda: open_sound(path), seconds=3).how == "hung"
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_a_list_is_renamed_wherever_a_read_begins_and_ends(count, tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"LIST..LIST.LISTLISTLIS")
+    with path.open("rb") as file:
+        source, parts = _Unlisted(file), []
+        while part := source.read(count):
+            parts.append(part)
+        assert b"".join(parts) == b"JUNK..JUNK.JUNKJUNKLIS"
+        source.is_hidden = False
+        source.seek(-1)  # stays at the end
+        assert source.tell() == 22
+        source.seek(0)
+        assert source.read(22) == path.read_bytes()
+
+
+def test_samples_that_spell_a_list_are_kept(tmp_path):
+    samples = np.frombuffer(b"LIST" * 500, np.int16)
+    path = tmp_path / "a.wav"
+    write_wav(path, samples / 2**15, 8000, {"title": "LIST"})
+    wave, rate = open_sound(path)
+    assert rate == 8000 and (np.rint(wave[:, 0] * 2**15) == samples).all()
+    assert sound_header(path) == (len(samples) / 8000, 8000, 1)
+    assert read_info(path) == {"title": "LIST"}
+
+
 PLACES = {
     "pipe": os.mkfifo,
     "device": lambda path: os.symlink("/dev/zero", path),
@@ -143,8 +192,6 @@ def test_without_its_guard_a_bomb_is_decoded(tmp_path, monkeypatch):
 
 def test_a_large_clip_keeps_what_is_taken(tmp_path, monkeypatch):
     """A second pass gives the frames that one pass gives."""
-    from gen.media.video import write_video
-
     frames = np.random.default_rng(1).integers(0, 255, (40, 16, 16, 3), np.uint8)
     write_video(tmp_path / "a.mkv", frames, 20.0)
     once = read_video(tmp_path / "a.mkv", fps=8.0)
@@ -233,15 +280,41 @@ def test_without_its_bounds_the_clip_fills_the_memory(long_clip, monkeypatch):
     assert "expected at most" not in ended.said, ended
 
 
-@pytest.mark.parametrize(
-    "code, kind",
-    [(errno.ENOMEM, MemoryError), (errno.EAGAIN, MemoryError), (errno.EIO, GenError)],
-)
-def test_a_lack_of_memory_is_no_fault_of_the_file(code, kind):
+def frames_alive(path: Path) -> tuple[int, int]:
+    """Read a clip without collection of garbage; return how many frames and threads are left."""
+    read_video(path)
+    gc.collect()
+    gc.disable()
+    threads = len(os.listdir("/proc/self/task"))
+    read_video(path)
+    read_video(path, fps=8.0)
+    middle_frame(path)
+    alive = sum(isinstance(thing, VideoFrame) for thing in gc.get_objects())
+    return alive, len(os.listdir("/proc/self/task")) - threads
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mp4", "gif"])
+def test_frames_and_their_threads_end_with_the_reading(suffix, tmp_path):
+    path = tmp_path / f"a.{suffix}"
+    write_video(path, np.random.default_rng(1).integers(0, 255, (10, 16, 16, 3), np.uint8), 20.0)
+    assert bounded(lambda: frames_alive(path)).said == "(0, 0)"
+
+
+def test_control_frames_with_their_side_data_stay(tmp_path, monkeypatch):
+    path = tmp_path / "a.mkv"
+    write_video(path, np.zeros((10, 16, 16, 3), np.uint8), 20.0)
+    kept = SimpleNamespace(SideDataContainer=lambda frame: frame.side_data)
+    monkeypatch.setattr("av.sidedata.sidedata", kept)
+    alive, _ = ast.literal_eval(bounded(lambda: frames_alive(path)).said)
+    assert alive >= 20
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EAGAIN, errno.EIO])
+def test_a_lack_of_memory_is_not_said_to_be_the_fault_of_the_file_alone(code):
     with pytest.raises(FFmpegError) as raised:
         err_check(-code)
-    error = unreadable("video a.mp4", raised.value, "a video file")
-    assert type(error) is kind and "video a.mp4" in str(error)
+    said = str(unreadable("video a.mp4", raised.value, "a video file"))
+    assert ("memory is short" in said) == (code != errno.EIO) and "video a.mp4" in said
 
 
 @pytest.mark.parametrize("pixel", [2**31, 10**6])

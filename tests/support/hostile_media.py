@@ -125,7 +125,7 @@ def sounds(canary: Path) -> dict[str, bytes]:
     wave = np.sin(np.arange(800) / 9)
     whole = {f"{s}.{s}": written(s, lambda p: write_sound(p, wave, 8000)) for s in ("wav", "mp3")}
     whole["flac.flac"] = written("flac", lambda p: write_sound(p, wave, 8000))
-    flac = bytearray(whole["flac.flac"])
+    flac, plain = bytearray(whole["flac.flac"]), wav()
     flac[21] |= 0x0F
     flac[22:26] = b"\xff" * 4  # 2^36 - 1 samples
     return {
@@ -143,6 +143,12 @@ def sounds(canary: Path) -> dict[str, bytes]:
         "empty.wav": b"",
         "riff.wav": b"RIFF" + bytes(4) + b"WAVE",
         "nested.wav": b"RIFF\xff\xff\xff\xffWAVE" + b"LIST\xff\xff\xff\xff" * 1000,
+        # sizes that libsndfile takes for negative ones, in lists and of them
+        "back.wav": b"RIFF\xff\xff\xff\xffWAVE" + b"LIST\xf7\xff\xff\xff" * 100,
+        "inner.wav": plain[:12]
+        + b"LIST\x18\0\0\0INFOPEAK\xf7\xff\xff\xff"
+        + bytes(12)
+        + plain[12:],
         "aiff.wav": b"FORM" + struct.pack(">I", 100) + b"AIFFCOMM" + bytes(90),
         "raw.raw": bytes(1000),
         "au.wav": b".snd" + struct.pack(">5I", 24, 2**31, 1, 8000, 1),
