@@ -4,11 +4,16 @@ through them takes longer than most tests.
 """
 
 import gc
+import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+# torch reads it once, for threads that are not this one, such as those of a server
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 from gen.pipeline import arguments
