@@ -227,7 +227,7 @@ class _Unlisted:
         self.tell = file.tell
 
     def seek(self, offset: int, whence: int = 0) -> None:
-        """Go to a place; stay where there is none, since libsndfile asks for negative ones."""
+        """Move to an offset; stay where it lies before the file, which libsndfile asks for."""
         with suppress(OSError, ValueError):
             self.file.seek(offset, whence)
 
