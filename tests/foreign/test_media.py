@@ -258,7 +258,7 @@ def test_a_long_clip_of_large_frames_is_read_within_a_part_of_its_size(long_clip
     shape, greys, peak = ast.literal_eval(ended.said)
     count = int(30 * fps)
     print(f"{count} frames, {peak} MB, {ended.seconds:.1f} s")
-    assert shape == (count, *LARGE, 3) and peak < 450 + 6.3 * count  # the frames that are kept
+    assert shape == (count, *LARGE, 3) and peak < 120 + 6.3 * count  # the frames that are kept
     shown = [round((shade(int(i / fps)) - 16) * 255 / 219) for i in range(count)]  # of video levels
     assert np.abs(np.array(greys) - shown).max() <= 2
 
